@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rayhive.events import (
-    GROUPED,
+    APPLIED,
     BarrierReleased,
     Evaluation,
     Event,
@@ -26,12 +26,14 @@ from rayhive.events import (
     PeerSpawned,
     Progress,
     ReplicateFinished,
+    RolledBack,
     Round,
-    StateLoaded,
     StateRound,
     TrainingStarted,
     Transition,
     Weights,
+    lost_alone,
+    reverted,
 )
 from rayhive.events.supervisor import FaultEffect
 from rayhive.spec.pruning import SKIPPED
@@ -40,8 +42,6 @@ from rayhive.spec.replicate import ReplicateSpec
 if TYPE_CHECKING:
     from rayhive.metrics.clocks import Clocks
 
-#: Outcomes of a gradient round after which the optimizer stepped: the samples are committed.
-APPLIED = frozenset({"averaged", "partial", "local", "alone"})
 #: States of a finished replicate. Replicates in other states failed, with these exceptions:
 FINISHED = frozenset({"completed", "timed_out"})
 #: State of a replicate whose every attempt lost a part of the cluster.
@@ -175,8 +175,8 @@ class Timeline:
         return group_by(self.of(kind), lambda event: event.peer or "")
 
     def by_round(self, kind: type[InRound]) -> dict[int, list[InRound]]:
-        """Return the events of one kind by round, rounds sorted."""
-        return group_by(self.of(kind), lambda event: event.round)
+        """Return the events of one kind by round, rounds sorted, without the reverted ones."""
+        return group_by(filter(self.stands, self.of(kind)), lambda event: event.round)
 
     @property
     def target(self) -> Mapping[str, Any] | None:
@@ -301,8 +301,8 @@ class Timeline:
         """Rounds that at least one peer applied; with ``use_local_updates``, the transitions."""
         if self.spec.swarm.use_local_updates:
             return tuple(self.by_round(Transition))
-        applied = {event.round for event in self.of(Round) if event.outcome in APPLIED}
-        return tuple(sorted(applied))
+        applied = (event for event in self.of(Round) if event.outcome in APPLIED)
+        return tuple(sorted({event.round for event in applied if self.stands(event)}))
 
     @cached_property
     def averagings(self) -> list[Round | StateRound]:
@@ -311,7 +311,16 @@ class Timeline:
 
     def applied(self, event: Round) -> bool:
         """Return whether a peer applied a round and did not undo it later."""
-        return event.outcome in APPLIED and (event.peer, event.round) not in self.undone
+        kept = (event.peer, event.round) not in self.undone and self.stands(event)
+        return event.outcome in APPLIED and kept
+
+    def stands(self, event: InRound) -> bool:
+        """Return whether the training did not go back to a checkpoint before an event's round."""
+        return id(event) not in self._reverted
+
+    @cached_property
+    def _reverted(self) -> frozenset[int]:
+        return reverted(self.of(RolledBack), self.of_peers)
 
     @cached_property
     def undone(self) -> frozenset[tuple[str | None, int]]:
@@ -321,19 +330,7 @@ class Timeline:
         several groups, if it loads the state of another peer before it averages with all peers
         again.
         """
-        lost: set[tuple[str | None, int]] = set()
-        own: dict[str | None, set[tuple[str | None, int]]] = defaultdict(set)
-        grouped = Counter((e.kind, e.round) for e in self.averagings if e.outcome in GROUPED)
-        for event in self.events:
-            if isinstance(event, StateLoaded):
-                lost |= own.pop(event.peer, set())
-            elif isinstance(event, (Round, StateRound)):
-                met = (event.group_size or 1) if event.outcome in GROUPED else 0
-                if met and met >= grouped[event.kind, event.round]:
-                    own.pop(event.peer, None)
-                elif isinstance(event, Round) and event.outcome in APPLIED:
-                    own[event.peer].add((event.peer, event.round))
-        return frozenset(lost)
+        return lost_alone(self.events)
 
     def committed(self, until: int | None = None) -> int:
         """Return the samples whose gradients entered an applied round, over the swarm.

@@ -106,10 +106,13 @@ class Baseline(ABC):
     Attributes:
         about: Summary in one sentence.
         member: Class of a peer's part.
+        restarts: Whether torch's elastic agent runs the training in a process of its own, and
+            starts it again after a failure.
     """
 
     about: ClassVar[str]
     member: ClassVar[type[Member]]
+    restarts: ClassVar[bool] = False
 
     def trains(self, spec: PeerSpec) -> bool:
         """Return whether a peer trains; the others only hold their node and link."""

@@ -110,6 +110,8 @@ class Rank(Member):
 
     #: Further arguments of ``DistributedDataParallel``.
     arguments: ClassVar[dict[str, Any]] = {}
+    #: Class of the strategy.
+    strategy_type: ClassVar[type[MeasuredDDP]] = MeasuredDDP
 
     def __init__(self, spec: PeerSpec, batch_size: int) -> None:
         super().__init__(spec, batch_size)
@@ -135,11 +137,14 @@ class Rank(Member):
 
     def connect(self) -> None:
         """Initialise torch's process group."""
-        # without it, Lightning gives each process the threads of the whole machine
-        os.environ["OMP_NUM_THREADS"] = str(self.spec.swarm.threads_per_peer)
+        limit_threads(self.spec)
         dist.init_process_group(
             backend(self.spec), store=self._store, rank=self.spec.peer, world_size=self._size
         )
+        self.begin()
+
+    def begin(self) -> None:
+        """Count what the process group, which exists, sends from now on."""
         self._agreement = Agreement()
         self._traffic.install()
 
@@ -147,7 +152,7 @@ class Rank(Member):
         """Return Lightning's DDP on the process group."""
         device = "cuda:0" if self.spec.accelerator == "cuda" else "cpu"
         hook, state = self.hook()
-        return MeasuredDDP(
+        return self.strategy_type(
             self._traffic,
             hook,
             state,
@@ -168,7 +173,8 @@ class Rank(Member):
     def round_fields(self) -> dict[str, Any]:
         """Return group, bytes and times."""
         fields = self._traffic.round_fields(self._size)
-        return {"outcome": "averaged", "group_size": self._size, **fields}
+        outcome = "averaged" if self._size > 1 else "alone"
+        return {"outcome": outcome, "group_size": self._size, **fields}
 
     def payload_fields(self, dense_bytes: int) -> dict[str, Any]:
         """Return the bytes of the dense gradients around the ring."""
@@ -181,7 +187,7 @@ class Rank(Member):
 
     def lost_others(self, error: BaseException) -> bool:
         """Return whether an error comes from a collective."""
-        return isinstance(error, RuntimeError) and bool(_OF_COLLECTIVE.search(str(error)))
+        return of_group(error)
 
     def close(self) -> None:
         """End the process group."""
@@ -206,3 +212,18 @@ def backend(spec: PeerSpec) -> str:
     classes = [node_class.gpus for _, node_class in spec.swarm.peer_classes]
     gpus = min(classes, default=spec.swarm.gpus_per_peer)
     return "nccl" if spec.accelerator == "cuda" and gpus >= 1 else "gloo"
+
+
+def limit_threads(spec: PeerSpec) -> None:
+    """Have Lightning leave the number of threads as the study wants it.
+
+    Without the variable it gives each process the threads of the whole machine.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(spec.swarm.threads_per_peer)
+
+
+def of_group(error: BaseException) -> bool:
+    """Return whether an error comes from a collective whose other end is gone, or its store."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_OF_COLLECTIVE.search(str(error)))

@@ -26,6 +26,7 @@ from rayhive.events.peer import (
     PeerFinished,
     PeerReady,
     Reunited,
+    RolledBack,
     Spawned,
     StateLoaded,
     SteppedIn,
@@ -63,8 +64,7 @@ from rayhive.events.training import (
     Transition,
     Weights,
 )
+from rayhive.events.undone import APPLIED, GROUPED, lost_alone, reverted
 
-#: Outcomes of a round in which a peer was in a group with other peers.
-GROUPED = frozenset({"averaged", "partial"})
 #: Effects of faults whose targets live, apart from the other peers.
 APART = frozenset({"stopped", "cut_off"})

@@ -126,6 +126,29 @@ class StateLoaded(Event, kind="state_loaded"):
     kept: int | None = None
 
 
+class RolledBack(Event, kind="rolled_back"):
+    """The training goes on from a checkpoint in a new process; the rounds since then are undone.
+
+    Attributes:
+        round_before: Last round that the peer had reported.
+        round: Round of the checkpoint; 0 without one: training begins again.
+        group: Names of the incarnations that go on together. Other peers' rounds since the
+            checkpoint are undone, too.
+        seconds: Time from the end of the process before [s].
+        load_s: Part of it in which the members exchanged the checkpoint [s].
+        received_bytes: Size of the checkpoint, if another member sent it [bytes].
+        lost: Own samples that no longer count: those of undone rounds, and pending ones.
+    """
+
+    round_before: int | None = None
+    round: int
+    group: list[str]
+    seconds: float
+    load_s: float | None = None
+    received_bytes: ByteCount | None = None
+    lost: int
+
+
 class Reunited(Event, kind="reunited"):
     """Two parts of the swarm that had lost each other train together again.
 
@@ -169,7 +192,7 @@ class Left(Event, kind="left"):
 
 
 class Checkpoint(Event, kind="checkpoint"):
-    """The peer wrote a checkpoint because it was asked to, or failed to.
+    """The peer wrote a checkpoint, or failed to.
 
     Attributes:
         round: Number of the last round.

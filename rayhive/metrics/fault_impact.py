@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
 
 from rayhive.events import (
+    APPLIED,
     GROUPED,
     FaultActed,
     FaultFired,
@@ -21,7 +22,7 @@ from rayhive.events import (
 from rayhive.metrics.live_capacity import Capacity
 from rayhive.metrics.stats import Time
 from rayhive.metrics.survivor_progress import SurvivorProgress
-from rayhive.timeline import FaultWindow, Timeline
+from rayhive.timeline import FaultWindow, Timeline, group_by
 
 #: Rounds over which throughput is measured.
 ROUNDS = 3
@@ -88,20 +89,23 @@ class SwarmRound:
 
 def swarm_rounds(timeline: Timeline) -> tuple[SwarmRound, ...]:
     """Return the applied rounds in the order of time."""
+    return tuple(_swarm_rounds(filter(timeline.applied, timeline.of(Round)), timeline))
+
+
+def _swarm_rounds(applied: Iterable[Round], timeline: Timeline) -> list[SwarmRound]:
+    """Return the rounds of some reports in the order of time."""
     rounds = []
-    for number, events in timeline.by_round(Round).items():
-        applied = [event for event in events if timeline.applied(event)]
-        if applied:
-            clocks = [timeline.clock_of(event) for event in applied if event.clock_s is not None]
-            rounds.append(
-                SwarmRound(
-                    number=number,
-                    moment=min(event.t for event in applied),
-                    clock_s=median(clocks) if clocks else 0.0,
-                    samples=sum(event.samples for event in applied),
-                )
+    for number, events in group_by(applied, lambda event: event.round).items():
+        clocks = [timeline.clock_of(event) for event in events if event.clock_s is not None]
+        rounds.append(
+            SwarmRound(
+                number=number,
+                moment=min(event.t for event in events),
+                clock_s=median(clocks) if clocks else 0.0,
+                samples=sum(event.samples for event in events),
             )
-    return tuple(sorted(rounds, key=lambda item: item.moment))
+        )
+    return sorted(rounds, key=lambda item: item.moment)
 
 
 def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
@@ -133,7 +137,7 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
     end = 0.0 if timeline.span is None else timeline.span[1]
     begins = zip(timeline.faults, _took_effect(timeline), strict=True)
     faults = sorted((replace(f, fired=t) for f, t in begins), key=lambda fault: fault.fired)
-    baseline = _baseline(rounds, capacity, faults[0].fired) if faults else None
+    baseline = _baseline(timeline, capacity, faults[0].fired) if faults else None
     recovery = _Recovery(rounds, capacity, baseline, progress)
     verified = {event.fault: event.ok for event in timeline.of(FaultVerified)}
     found = []
@@ -231,8 +235,17 @@ def _begin(
     return min(gone, default=end)
 
 
-def _baseline(rounds: Sequence[SwarmRound], capacity: Capacity, fault: float) -> float | None:
-    """Return samples per second of training clock and live peer before the first fault."""
+def _baseline(timeline: Timeline, capacity: Capacity, fault: float) -> float | None:
+    """Return samples per second of training clock and live peer before the first fault.
+
+    Rounds that a later return to a checkpoint undid count: their throughput was there.
+    """
+    reports = timeline.of(Round)
+    early = (event for event in reports if event.t <= fault and event.outcome in APPLIED)
+    undone = [event for event in early if not timeline.stands(event)]
+    numbers = {event.round for event in undone}
+    later = (e for e in reports if timeline.applied(e) and e.round not in numbers)
+    rounds = _swarm_rounds([*undone, *later], timeline)
     before = [item for item in rounds if item.moment <= fault]
     if len(before) <= BASELINE_ROUNDS:
         return None

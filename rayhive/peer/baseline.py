@@ -39,6 +39,11 @@ def train_baseline(channel: Channel, spec: PeerSpec, facts: dict[str, Any]) -> N
     """
     assert spec.baseline is not None
     baseline: Baseline = BASELINES.get(spec.baseline)()
+    if baseline.restarts:
+        from rayhive.peer.elastic import run_agent
+
+        run_agent(channel, spec, facts)
+        return
     fit = PeerFit(spec, baseline.share(spec))
     prepare_one_at_a_time(fit.module)
     member = baseline.member(spec, fit.batch_size)
@@ -135,11 +140,15 @@ class BaselineTraining(Callback):
             if not isinstance(config.scheduler, ReduceLROnPlateau):
                 config.interval, config.frequency = "step", 1
         self._sketch = WeightsSketch(list(trained(pl_module)))
-        self._channel.emit(ready_event(self._fit, self._member, pl_module, self._facts))
-        self._channel.wait_for(Train)
-        self._channel.emit(events.TrainingStarted(round=0))
-        self._clock.start()
+        self._begin(pl_module)
         self._member.training_began()
+
+    def _begin(self, module: LightningModule) -> None:
+        """Report ready, and wait for the start of training."""
+        self._channel.emit(ready_event(self._fit, self._member, module, self._facts))
+        self._channel.wait_for(Train)
+        self._channel.emit(events.TrainingStarted(round=self._round))
+        self._clock.start()
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count the samples of a batch."""
@@ -164,6 +173,7 @@ class BaselineTraining(Callback):
             return
         self._report_round()
         wanted = self._after_round(pl_module, before, loss)
+        self._keep(trainer)
         agreed = self._member.agree(wanted or self._channel.stop_reason)
         if self._rounds is not None and self._round >= self._rounds:
             agreed = "rounds"
@@ -171,6 +181,9 @@ class BaselineTraining(Callback):
             agreed = "notice"
         self._member.training_began()  # measurements are no part of the next round
         self._stop(trainer, agreed)
+
+    def _keep(self, trainer: Trainer) -> None:
+        """Write what outlives this process; by default, nothing does."""
 
     def _asked(self) -> str | None:
         """Return the reason of a command or the budget to stop between two rounds."""

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import TypeVar
 
 from rayhive.errors import described
@@ -52,7 +53,12 @@ class Channel:
         self._connection = connection
         self._sending = threading.Lock()
         self._commands: queue.SimpleQueue[commands.Command] = queue.SimpleQueue()
+        self._listener: Callable[[commands.Command], None] = lambda _: None
         threading.Thread(target=self._read, name="rayhive-commands", daemon=True).start()
+
+    def listen(self, listener: Callable[[commands.Command], None]) -> None:
+        """Have every further command passed to a function, in the thread that reads commands."""
+        self._listener = listener
 
     def emit(self, event: Event) -> None:
         """Send one event of the peer."""
@@ -128,4 +134,5 @@ class Channel:
                     self.checkpoint_asked = True
                 else:
                     self._commands.put(command)
+                self._listener(command)
         os.killpg(os.getpgrp(), signal.SIGKILL)

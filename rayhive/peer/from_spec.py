@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,10 +87,15 @@ class PeerFit:
             **more,
         )
 
-    def run(self, trainer: Trainer) -> None:
-        """Train with seeded random numbers until the trainer stops."""
+    def run(self, trainer: Trainer, checkpoint: Path | None = None) -> None:
+        """Train with seeded random numbers until the trainer stops.
+
+        Args:
+            trainer: The trainer.
+            checkpoint: Checkpoint of Lightning to go on from.
+        """
         torch.manual_seed(self._spec.seed * 1_000_003 + self._spec.data_index)
-        trainer.fit(self.module, self._loader)
+        trainer.fit(self.module, self._loader, ckpt_path=checkpoint, weights_only=False)
 
 
 def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:

@@ -25,9 +25,9 @@ class TrainingClock:
         #: Seconds before the present stretch, and the beginning of that; None while it stands.
         self._counted: tuple[float, float | None] = 0.0, None
 
-    def start(self) -> None:
-        """Start at zero."""
-        self._counted = 0.0, time.perf_counter()
+    def start(self, at: float = 0.0) -> None:
+        """Start at a training time [s]."""
+        self._counted = at, time.perf_counter()
 
     def seconds(self) -> float:
         """Return the training time [s]; 0 before the start."""
@@ -45,10 +45,15 @@ class TrainingClock:
 
 
 class SampleCounts:
-    """Counts of a peer's samples: computed = entered + lost + pending, at any time."""
+    """Counts of a peer's samples: computed = entered + lost + pending, at any time.
 
-    def __init__(self) -> None:
-        self.computed = self.entered = self.lost = 0
+    Args:
+        lost: Samples that an earlier process of the peer has computed.
+    """
+
+    def __init__(self, lost: int = 0) -> None:
+        self.computed = self.lost = lost
+        self.entered = 0
 
     @property
     def pending(self) -> int:
@@ -78,7 +83,7 @@ class BatchReports:
     """
 
     def __init__(self, emit: Callable[[Event], None], samples: SampleCounts) -> None:
-        self._emit, self._samples = emit, samples
+        self._emit, self.samples = emit, samples
         self._losses: list[float] = []
         self._emitted = 0.0
 
@@ -89,7 +94,7 @@ class BatchReports:
         now = time.monotonic()
         if now - self._emitted >= PROGRESS_S:
             self._emitted = now
-            self._emit(Progress(computed=self._samples.computed))
+            self._emit(Progress(computed=self.samples.computed))
 
     def mean_loss(self) -> float | None:
         """Return the mean loss of the batches since the last call; None without one."""

@@ -163,6 +163,10 @@ def event_text(event: events.Event) -> str | None:
         case events.StateLoaded():
             state = f"the state of round {event.round_of_state}"
             return f"{peer} loaded {state} in {event.seconds:.2f} s"
+        case events.RolledBack():
+            point = f"round {event.round}" if event.round else "the beginning"
+            down = f"after {event.seconds:.1f} s: {event.lost} samples lost"
+            return f"{peer} goes back to {point} {down}"
         case events.SteppedOut():
             return f"{peer} steps out after round {event.round}"
         case events.SteppedIn():

@@ -48,6 +48,12 @@ _MOMENTS: dict[type[Event], int] = {
     events.Rejected: GRADIENTS,
     events.FaultActed: PROCESS,
 }
+#: Events that are shown as a slice of the track of states, which they end, with its text.
+_STATE_SLICES: dict[type[Event], str] = {
+    events.StateLoaded: "state download",
+    events.SteppedIn: "stepped out",
+    events.RolledBack: "back to a checkpoint",
+}
 #: Fields of an event that are not shown as its arguments: long, or shown in another way.
 _HIDDEN = frozenset({"kind", "t", "peer", "group", "phases", "shapes", "traceback", "versions"})
 
@@ -230,8 +236,8 @@ def _peer(trace: _Trace, process: int, peer: _Peer) -> None:
     for at, event in peer.of(events.Round, events.StateRound):
         track = GRADIENTS if isinstance(event, events.Round) else PARAMETERS
         _averaging(trace, (process, track), at, event)
-    for at, event in peer.of(events.StateLoaded, events.SteppedIn):
-        text = "state download" if isinstance(event, events.StateLoaded) else "stepped out"
+    for at, event in peer.of(*_STATE_SLICES):
+        text = _STATE_SLICES[type(event)]
         trace.slice((process, STATES), text, at - event.seconds, at, _arguments(event))
     for at, event in peer.of(events.Checkpoint):
         began = at - (event.seconds or 0.0)

@@ -52,6 +52,33 @@ class GiveNotice(Model):
     source: str | None = None
 
 
+class Resume(Model):
+    """Go on where an earlier training process of the same peer ended; of no use to a supervisor.
+
+    Attributes:
+        training: Whether the peer has begun to train.
+        round: Last round that it has reported.
+        computed: Samples that it has computed.
+        pending: Of these, samples that are in no round.
+        rounds: Rounds since its newest checkpoint, each with its own samples in it.
+        clock_s: Its training clock when this command is sent [s].
+        round_ended_s: Its training clock at the end of its last round [s].
+        sent_s: When this command is sent [s of ``time.monotonic``].
+        ended_s: When the process before ended [s of ``time.monotonic``]; None for the first.
+    """
+
+    do: Literal["resume"] = "resume"
+    training: bool = False
+    round: int = 0
+    computed: int = 0
+    pending: int = 0
+    rounds: tuple[tuple[int, int], ...] = ()
+    clock_s: float = 0.0
+    round_ended_s: float = 0.0
+    sent_s: float = 0.0
+    ended_s: float | None = None
+
+
 class WriteCheckpoint(Model):
     """Write a checkpoint between two batches, and report the result."""
 
@@ -61,6 +88,6 @@ class WriteCheckpoint(Model):
 
 #: Commands that a fault sends; ``fault`` is its id. A real notice names its ``source`` instead.
 FaultCommand: TypeAlias = Leave | GiveNotice | WriteCheckpoint
-Command: TypeAlias = Start | Train | Stop | Shutdown | FaultCommand
+Command: TypeAlias = Start | Train | Stop | Shutdown | Resume | FaultCommand
 #: Reads a command from its JSON.
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)

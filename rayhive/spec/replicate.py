@@ -11,7 +11,14 @@ from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 from rayhive.spec.model import Model
 from rayhive.spec.moved import moved_to_configuration
 from rayhive.spec.pruning import EarlyStop
-from rayhive.spec.study import Budget, Evaluation, PreemptionConfig, Timeouts, WorkloadConfig
+from rayhive.spec.study import (
+    Budget,
+    ElasticConfig,
+    Evaluation,
+    PreemptionConfig,
+    Timeouts,
+    WorkloadConfig,
+)
 from rayhive.spec.swarm import SwarmConfig
 
 #: Longest training time of a replicate with faults, as a multiple of its seconds: faults may be
@@ -31,6 +38,7 @@ class TrainingSpec(Model):
         seed: Seed of data order and parameters. It is the same for all configurations of a
             replicate number, so that rows differ by configuration alone.
         baseline: Name of the baseline that trains instead of the swarm; None for the swarm.
+        elastic: Settings of the baseline ``elastic``.
         directory: Working directory of the driver; also that of the peers, on every node that has
             it. None is the one in which a peer starts.
     """
@@ -42,6 +50,7 @@ class TrainingSpec(Model):
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
     baseline: str | None = None
+    elastic: ElasticConfig = ElasticConfig()
     directory: str | None = None
 
     @model_validator(mode="before")
@@ -109,6 +118,11 @@ class ReplicateSpec(TrainingSpec):
     def trains_together(self) -> bool:
         """Whether all peers train, so that they come to the last round at about the same time."""
         return self.baseline != "single"
+
+    @property
+    def meets_at_supervisor(self) -> bool:
+        """Whether the peers meet at a store of the supervisor, which outlives all of them."""
+        return self.baseline == "elastic"
 
     @property
     def run_id(self) -> str:

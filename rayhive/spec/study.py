@@ -123,6 +123,23 @@ class Timeouts(Model):
     unreachable: Limit = 60.0
 
 
+class ElasticConfig(Model):
+    """Settings of the baseline ``elastic``; the last three are torch's, with torch's defaults.
+
+    Attributes:
+        checkpoint_every_rounds: Rounds between two checkpoints. A failure loses half as many on
+            average.
+        last_call_timeout: Wait of a group for further members, when it is not complete [s].
+        keep_alive_interval: Interval of the members' signs of life [s].
+        keep_alive_max_attempt: Number of missing signs after which a member counts as gone.
+    """
+
+    checkpoint_every_rounds: int = Field(default=10, ge=1, le=MOST)
+    last_call_timeout: int = Field(default=30, ge=1, le=LONGEST_S)
+    keep_alive_interval: int = Field(default=5, ge=1, le=LONGEST_S)
+    keep_alive_max_attempt: int = Field(default=3, ge=1, le=1000)
+
+
 class PreemptionConfig(Model):
     """Reaction to the notice of Ray or of a cloud that a node will be taken away.
 
@@ -160,6 +177,7 @@ class SweepConfig(Model):
         replicates: Repetitions under each scenario.
         baselines: Names of other ways to train the workload, which are measured for comparison
             under the same scenarios, seeds and links.
+        elastic: Settings of the baseline ``elastic``.
         objectives: Column -> direction.
         budget: Limits of the study and of its replicates.
         evaluation: Schedule of evaluations.
@@ -185,6 +203,7 @@ class SweepConfig(Model):
     across_scenarios: Literal["mean", "worst"] = "mean"
     replicates: int = Field(default=3, ge=1, le=1000)
     baselines: tuple[str, ...] = ()
+    elastic: ElasticConfig = ElasticConfig()
     objectives: dict[str, Direction] = Field(
         default={"time_to_target_s": "minimize", "payload_bytes_per_sample": "minimize"},
         min_length=1,

@@ -315,6 +315,7 @@ class Driver:
             budget=config.budget,
             evaluation=config.evaluation,
             timeouts=config.timeouts,
+            elastic=config.elastic,
             preemption=config.preemption,
             folder=str(self.folder.replicate(record.place, number, scenario.name)),
             code=None if self.code is None else self.code.digest,

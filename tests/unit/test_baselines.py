@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rayhive.api import load
 from rayhive.baselines.collectives import Traffic, ring_bytes
+from rayhive.baselines.ddp import backend
 from rayhive.baselines.single import best_peer
 from rayhive.errors import ConfigError
 from rayhive.invariants import check_all
@@ -283,3 +284,26 @@ def test_a_baseline_that_never_finished_has_no_differences(tmp_path: Path) -> No
     assert "x 1" not in run.table(versus="ddp")
     (line,) = baseline_lines(run.results, run.results.folded[0])
     assert line == "Against ddp (baseline): none of its 2 replicates finished: rounds."
+
+
+# -- devices -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "swarm", "chosen"),
+    [
+        ("cuda", {"gpus_per_peer": 1}, "nccl"),
+        ("cpu", {"gpus_per_peer": 1}, "gloo"),  # a node without GPUs
+        ("cuda", {"gpus_per_peer": 0}, "gloo"),
+        ("cuda", {"gpus_per_peer": 0.5}, "gloo"),  # two ranks of one GPU: nccl refuses them
+        ("cuda", {"node_classes": {"a": {"count": 1, "gpus": 1}, "b": {"count": 1}}}, "gloo"),
+        ("cuda", {"node_classes": {"a": {"count": 2, "gpus": 1}}}, "nccl"),
+    ],
+)
+def test_nccl_is_chosen_if_every_peer_has_a_gpu(
+    accelerator: str, swarm: dict[str, Any], chosen: str
+) -> None:
+    given = SwarmConfig.model_validate({"peers": 2, **swarm})
+    for name in ("ddp", "elastic"):
+        spec = make_spec(trial=None, baseline=name, swarm=given).peer_spec(0)
+        assert backend(spec.model_copy(update={"accelerator": accelerator})) == chosen

@@ -17,6 +17,7 @@ from rayhive.cluster.node import machine
 from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate.early_stop import EarlyStopWatch
 from rayhive.cluster.replicate.fault_target import SwarmTarget
+from rayhive.cluster.replicate.meeting import Meeting, open_meeting
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.cluster.replicate.node_agents import NodeAgents
 from rayhive.cluster.replicate.peer_table import Outcome, PeerTable, ReplicateStatus
@@ -64,6 +65,7 @@ class Replicate:
         self._released: float | None = None
         self._out_of_time = False
         self._neighbours: list[str] = []
+        self._meeting: Meeting | None = None
         self._waiter = Waiter()
         self._log = ReplicateLog(spec, self._waiter.changed)
         self._reservation = Reservation(spec)
@@ -216,7 +218,11 @@ class Replicate:
         await self._start_step(asyncio.wait_for(spawned, timeouts.starting))
 
         first, *others = swarm.names
-        await swarm.command([first], Start())
+        if self._spec.meets_at_supervisor:
+            home = await asyncio.to_thread(swarm.home_address)
+            self._meeting = await asyncio.to_thread(open_meeting, home)
+        met = () if self._meeting is None else (self._meeting.address,)
+        await swarm.command([first], Start(initial_peers=met))
         await self._reach(
             lambda: bool(peer_table.peers[first].addresses),
             startup,

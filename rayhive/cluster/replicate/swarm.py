@@ -186,6 +186,10 @@ class Swarm:
         several = set(self._reservation.nodes) if self._spec.plan is None else self._addresses
         return "127.0.0.1" if len(several) == 1 else self._addresses[node]
 
+    def home_address(self) -> str:
+        """Return the address at which peers reach the node of this process."""
+        return self._address(self._home)
+
     async def command(self, who: Sequence[str], command: Command) -> None:
         """Send a command to peers. Dead ones are skipped: their death is an event."""
         key = f"{command.do}-{next(CALL_NUMBERS)}"

@@ -12,9 +12,11 @@ from typing import TypeVar
 from rayhive.columns import Row, in_group
 from rayhive.events import (
     GROUPED,
+    Checkpoint,
     Event,
     Left,
     PeerFinished,
+    RolledBack,
     Round,
     StateLoaded,
     StateRound,
@@ -56,13 +58,14 @@ class Badput(MetricGroup):
     * ``badput_matchmaking_s``: waiting for a group, of gradients and of parameters.
     * ``badput_averaging_s``: all-reduces that the training thread waited for. With delays, only
       the wait for results that were not ready in time.
-    * ``badput_state_transfer_s``: loading the state from other peers.
+    * ``badput_state_transfer_s``: loading the state from other peers, and writing checkpoints.
     * ``badput_retry_s``: failed averaging attempts, and computing samples that were lost with a
-      skipped round, a loaded state or the death of the peer.
+      skipped round, a loaded state, a return to a checkpoint or the death of the peer.
     * ``badput_stalled_s``: stopped by a ``pause``; waiting at the barrier, for other peers to
       finish, or for a group that no other peer joined.
     * ``badput_down_s``: no process for the replica: from the loss, failure or departure of an
-      incarnation until the next one began to train, less that one's state transfer.
+      incarnation until the next one began to train, less that one's state transfer; and from the
+      end of a training process to the return to a checkpoint (``rolled_back``).
     * ``evaluation_s``: evaluating on the held-out split and fingerprinting the weights: wall time
       that the training clock leaves out.
     """
@@ -73,7 +76,7 @@ class Badput(MetricGroup):
         _seconds(PRODUCTIVE, "Computing committed samples"),
         _seconds(MATCHMAKING, "Waiting for a group"),
         _seconds(AVERAGING, "Waiting for an all-reduce"),
-        _seconds(TRANSFER, "Loading the state from other peers"),
+        _seconds(TRANSFER, "Loading the state from other peers, and writing checkpoints"),
         _seconds(RETRY, "Failed attempts and lost computation"),
         _seconds(STALLED, "Stopped, or waiting for other peers"),
         _seconds(DOWN, "No process for the replica"),
@@ -148,6 +151,8 @@ class _TimeAccount:
         self._end = until if ended is None else min(max(ended, self._at), until)
         self._loads = timeline.of(StateLoaded, incarnation.name)
         self._breaks = timeline.of(SteppedIn, incarnation.name)
+        self._returns = timeline.of(RolledBack, incarnation.name)
+        self._checkpoints = timeline.of(Checkpoint, incarnation.name)
         self._training()
         self._end = until
         finished = isinstance(incarnation.end, PeerFinished)
@@ -162,13 +167,18 @@ class _TimeAccount:
         late = self._incarnation.joined(self._timeline.spec.swarm.peers)
         self._fill(start, self._transfers(start), DOWN if late else STALLED)
         name, clock = self._incarnation.name, 0.0
-        rounds = {event.round: event for event in self._timeline.of(Round, name)}
-        states = {event.round: event for event in self._timeline.of(StateRound, name)}
+        rounds = {self._numbered(event): event for event in self._timeline.of(Round, name)}
+        states = {self._numbered(event): event for event in self._timeline.of(StateRound, name)}
         for step in self._timeline.of(Transition, name):
             clock_s = None if step.clock_s is None else step.clock_s - clock
-            self._between(step, clock_s, rounds.get(step.round), states.get(step.round))
+            number = self._numbered(step)
+            self._between(step, clock_s, rounds.get(number), states.get(number))
             clock = step.clock_s or clock
         self._tail(clock)
+
+    def _numbered(self, event: Round | StateRound | Transition) -> tuple[int, int]:
+        """Return how often the peer had returned to a checkpoint, and the number of the round."""
+        return sum(back.t <= event.t for back in self._returns), event.round
 
     def _between(
         self,
@@ -188,7 +198,9 @@ class _TimeAccount:
             work = RETRY
         accumulating = None if round_ is None else round_.accumulating_s
         loads = self._within(self._loads, step.t)
-        if loads:
+        if self._within(self._returns, step.t):
+            rest, explained = RETRY, 0.0  # samples from before it are discarded
+        elif loads:
             # samples from before the load are discarded, unless all loads kept them
             rest = work if all(load.kept for load in loads) else RETRY
             explained = 0.0  # accumulation began again with the load
@@ -225,10 +237,15 @@ class _TimeAccount:
         if clock_s is not None:
             parts.append((EVALUATION, max(0.0, moment - self._at - clock_s)))
         parts += [(STALLED, event.seconds) for event in self._within(self._breaks, moment)]
+        for back in self._within(self._returns, moment):
+            loading = back.load_s or 0.0
+            parts += [(TRANSFER, loading), (DOWN, back.seconds - loading)]
         return parts + self._transfers(moment)
 
     def _transfers(self, moment: float) -> list[Part]:
-        return [(TRANSFER, event.seconds) for event in self._within(self._loads, moment)]
+        parts = [(TRANSFER, event.seconds) for event in self._within(self._loads, moment)]
+        written = self._within(self._checkpoints, moment)
+        return parts + [(TRANSFER, event.seconds or 0.0) for event in written]
 
     def _within(self, events: Iterable[E], moment: float) -> list[E]:
         return [event for event in events if self._at < event.t <= moment]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import (
+    APPLIED,
     GROUPED,
     LinkCounted,
     PeerReady,
@@ -27,7 +28,7 @@ from rayhive.metrics.group import (
     total,
 )
 from rayhive.metrics.stats import estimate, percentile
-from rayhive.timeline import APPLIED, Timeline
+from rayhive.timeline import Timeline
 
 #: Outcomes of a gradient round or a state averaging that gave a peer no average.
 FAILED = frozenset({"local", "skipped", "failed"})

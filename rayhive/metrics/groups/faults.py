@@ -12,6 +12,7 @@ from rayhive.events import (
     InvariantChecked,
     NodeNoticed,
     PeerFinished,
+    RolledBack,
     Round,
     StateLoaded,
 )
@@ -159,5 +160,6 @@ def samples_lost(timeline: Timeline) -> int | None:
 
 def _transferred(timeline: Timeline) -> int | None:
     sizes = [event.received_bytes for event in timeline.of(StateLoaded)]
+    sizes += [event.received_bytes or 0 for event in timeline.of(RolledBack)]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None

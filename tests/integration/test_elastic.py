@@ -1,0 +1,152 @@
+"""Baseline ``elastic`` in real peer processes: torch's agent, checkpoints, exact losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.replicate.peer_table import Outcome
+from rayhive.events import RolledBack, Round
+from rayhive.metrics.logs import last_timeline
+from rayhive.metrics.rows import timeline_row
+from rayhive.spec.replicate import PeerSpec, ReplicateSpec
+from rayhive.spec.study import ElasticConfig
+from tests.integration.forkserver_harness import (
+    PeerLine,
+    digits_peers,
+    finish_swarm,
+    forkserver,
+    kill_groups,
+    start_swarm,
+)
+
+pytestmark = [pytest.mark.swarm, pytest.mark.slow]
+
+#: A group of fewer members than at the start waits this long for others.
+ELASTIC = ElasticConfig(checkpoint_every_rounds=5, last_call_timeout=15)
+SWARM = {"target_batch_size": 48, "batch_size": 8}
+PATIENCE_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with forkserver() as path:
+        yield path
+
+
+def members(peers: int, **settings: Any) -> list[PeerSpec]:
+    given = {"evaluate_every": 480, "configuration": {}, "seconds": 600, "swarm": SWARM}
+    specs = digits_peers("elastic", peers, **{**given, **settings})
+    changed = {"baseline": "elastic", "elastic": ELASTIC}
+    return [spec.model_copy(update=changed) for spec in specs]
+
+
+def wait_until_round(line: PeerLine, number: int, group_size: int) -> None:
+    """Read events until a round of this number is over in a group of this size."""
+    while not any(
+        event["round"] >= number and event["group_size"] == group_size for event in line.of("round")
+    ):
+        line.read(PATIENCE_S, f"round {number} of {group_size}")
+
+
+def accounts(line: PeerLine) -> tuple[int, int]:
+    """Return the samples that a peer computed, and those that its other events explain."""
+    (end,) = line.of("peer_finished")
+    kept: dict[int, int] = {}
+    lost = 0
+    for event in line.events:
+        if event["kind"] == "round":
+            kept[event["round"]] = event["samples"]
+        elif event["kind"] == "rolled_back":
+            kept = {number: kept[number] for number in kept if number <= event["round"]}
+            lost += event["lost"]
+    return end["samples"], sum(kept.values()) + lost + end["pending"]
+
+
+def test_survivors_go_back_to_the_checkpoint_and_a_replacement_joins_them(
+    server: str, tmp_path: Path
+) -> None:
+    specs = members(3)
+    lines = start_swarm(server, specs, tmp_path)
+    survivors = lines[:2]
+    wait_until_round(lines[0], 7, 3)
+    kill_groups(lines[2].pid)
+    # 48 samples are 2 batches of 8 of each of three members, and 3 of each of two
+    wait_until_round(lines[0], 9, 2)
+    for line in survivors:
+        (back,) = line.of("rolled_back")
+        assert back["round"] == 5 and back["round_before"] >= 7
+        assert back["group"] == ["peer-0", "peer-1"]
+        assert back["lost"] >= 16 * (back["round_before"] - 5)
+        assert {e["samples"] for e in line.of("round") if e["group_size"] == 2} == {24}
+
+    again = specs[2].model_copy(update={"incarnation": 1})
+    late = PeerLine(server, again, tmp_path / "late.log")
+    late.command("start", initial_peers=lines[0].wait_for("dht_ready")["addresses"])
+    late.wait_for("peer_ready", PATIENCE_S)
+    late.command("train")
+    wait_until_round(late, 0, 3)
+    (loaded,) = late.of("state_loaded")
+    assert loaded["round"] == lines[0].of("rolled_back")[1]["round"] >= 5
+    assert loaded["received_bytes"] > 0
+    assert {*lines[0].of("rolled_back")[1]["group"]} == {"peer-0", "peer-1", "peer-2.1"}
+    for line in [*survivors, late]:
+        line.command("stop", reason="target")
+    finish_swarm([*survivors, late], PATIENCE_S)
+
+    for line in [*survivors, late]:
+        computed, explained = accounts(line)
+        assert computed == explained, line.story()
+        assert len(line.of("peer_ready")) == len(line.of("training_started")) == 1
+    after = [event for event in lines[0].of("weights")][-1]
+    assert (
+        after["sketch"] == late.of("weights")[-1]["sketch"] == lines[1].of("weights")[-1]["sketch"]
+    )
+
+
+# -- through Ray -------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_a_replicate_survives_the_loss_of_its_first_peer(tmp_path: Path) -> None:
+    """The group waits for the replacement, so that the rounds of the budget are those of two."""
+    rounds = 40
+    fault = {"id": "f0", "kind": "kill", "who": ["peer-0"], "at": {"round": 12}}
+    spec = ReplicateSpec.model_validate(
+        {
+            "study": "elastic",
+            "baseline": "elastic",
+            "replicate": 0,
+            "workload": {"name": "digits"},
+            "swarm": {"peers": 2, **SWARM},
+            "elastic": {"checkpoint_every_rounds": 5, "last_call_timeout": 300},
+            "configuration": {},
+            "budget": {"seconds_per_replicate": 300, "samples_per_replicate": 48 * rounds},
+            "evaluation": {"every_samples": 480},
+            "scenario": "test",
+            "plan": {"scenario": "test", "peers": 2, "faults": [{**fault, "heal_after_s": 1.0}]},
+            "folder": str(tmp_path),
+        }
+    )
+    with Cluster.connect("local") as cluster:
+        handle = cluster.start(spec)
+        outcome = handle.wait(500.0)
+        handle.release()
+    timeline = last_timeline(tmp_path)
+    logs = "\n".join(path.read_text()[-2000:] for path in tmp_path.glob("logs/*"))
+    assert outcome == Outcome("completed", "rounds"), logs
+    row = timeline_row(timeline)
+    assert (row["invariants_violated"], row["faults_verified"], row["censored"]) == (0, 1, 0)
+    assert (row["rounds"], row["samples"]) == (rounds, 48 * rounds)
+    (back,) = timeline.of(RolledBack)
+    assert (back.peer, {*back.group}) == ("peer-1", {"peer-0.1", "peer-1"})
+    # what the first peer had computed since the checkpoint is lost, too
+    undone = [event for event in timeline.of(Round) if not timeline.stands(event)]
+    of_first = [event for event in undone if event.peer == "peer-0"]
+    known = sum(event.samples for event in of_first)
+    assert row["samples_lost"] >= back.lost + known > 0
+    assert sum(event.samples for event in undone if event.peer == "peer-1") <= back.lost
