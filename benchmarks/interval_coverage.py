@@ -116,7 +116,7 @@ def paired(generator: np.random.Generator, n: int) -> tuple[Interval, float]:
     values = np.stack([seeds + generator.normal(mean, 1, n) for mean in (1.0, 0.0)])
     column = find_column("final_loss")
     assert column is not None
-    found = differences(SeedValues(column, tuple(range(n)), values, (False, False)), 0)
+    found = differences(SeedValues(column, tuple(range(n)), values, (False, False), column.log), 0)
     mean, half = float(found.mean[1]), float(found.half_widths()[1])
     return (mean - half, mean + half), 1.0
 

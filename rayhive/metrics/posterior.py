@@ -2,10 +2,10 @@
 
 Replicates of one seed are a block: y = row + seed + residual, a randomised complete block design
 (Box, Hunter and Hunter, *Statistics for Experimenters*, chapter 4). The residuals have one
-covariance of the objectives for all rows, of logarithms on a log scale. With a non-informative
-prior the true means then have a multivariate t-distribution around the measured ones (Gelman et
-al., *Bayesian Data Analysis*, section 3.6). Pooling is what makes few replicates useful: of 11 rows
-with 2 seeds the spread has 10 degrees of freedom, that of one pair of rows has 1.
+covariance of the objectives for all rows, of logarithms on a log scale and of bytes. With a
+non-informative prior the true means then have a multivariate t-distribution around the measured
+ones (Gelman et al., *Bayesian Data Analysis*, section 3.6). Pooling is what makes few replicates
+useful: of 11 rows with 2 seeds the spread has 10 degrees of freedom, that of one pair has 1.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ def draws(rows: Sequence[Row], objectives: Mapping[str, str]) -> Array | None:
         objectives: Column to ``minimize`` or ``maximize``.
 
     Returns:
-        Draw x row x objective, smaller is better, logarithms on a log scale. None if the spread of
-        an objective is not known: without two replicates of a seed or row, or if all of them agree
-        by chance.
+        Draw x row x objective, smaller is better, logarithms on a log scale and of bytes. None if
+        the spread of an objective is not known: without two replicates of a seed or row, or if all
+        of them agree by chance.
     """
     import numpy as np
 
     if not rows or not objectives:
         return None
-    found = [seed_values(rows, name) for name in objectives]
+    found = [seed_values(rows, name).by_factors for name in objectives]
     spread = residuals_spread(found)
     if spread is None:
         return None

@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from rayhive.columns import Column, FoldedRow, Row, find_column
 from rayhive.metrics.folds import RestrictedMean, event_times, is_exact, restriction
 from rayhive.metrics.stats import CONFIDENCE
 from rayhive.timeline import FINISHED, UNKNOWN
+
+#: Unit of columns of bytes.
+BYTES = "B"
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,19 +36,35 @@ class SeedValues:
         column: The column.
         seeds: Seeds, in ascending order.
         values: Row x seed: the mean over the row's replicates of that seed, NaN where there is
-            none. Logarithms if the column is on a log scale.
+            none.
         exact: For each row, whether equal replicates are equal for a reason.
+        log: Whether the values are logarithms.
     """
 
     column: Column
     seeds: tuple[int, ...]
     values: Array
     exact: tuple[bool, ...]
+    log: bool
 
     @property
     def cost(self) -> float:
         """1 if smaller values are better, -1 if larger ones are."""
         return -1.0 if self.column.better == "maximize" else 1.0
+
+    @property
+    def by_factors(self) -> SeedValues:
+        """These values as logarithms if they are bytes, and all are positive.
+
+        Bytes vary by factors between rows, and their spread grows with the value. One spread for
+        all rows therefore needs logarithms.
+        """
+        import numpy as np
+
+        there = self.values[np.isfinite(self.values)]
+        if self.log or self.column.unit != BYTES or not (there > 0).all():
+            return self
+        return replace(self, values=np.log(self.values), log=True)
 
 
 def seed_values(rows: Sequence[Row], name: str) -> SeedValues:
@@ -53,7 +72,8 @@ def seed_values(rows: Sequence[Row], name: str) -> SeedValues:
 
     Times to an event that a replicate did not see are cut at the same time in every row
     (:class:`rayhive.metrics.folds.RestrictedMean`). Other values are those of the replicates that
-    finished. Rows without replicates, and values that have no logarithm, are NaN.
+    finished; logarithms if the column is on a log scale. Rows without replicates, and values that
+    have no logarithm, are NaN.
 
     Raises:
         KeyError: There is no such column.
@@ -78,7 +98,7 @@ def seed_values(rows: Sequence[Row], name: str) -> SeedValues:
             values[index, seeds.index(seed)] = math.fsum(several) / len(several)
     values[~np.isfinite(values)] = np.nan
     exact = tuple(is_exact(column, [r for r in ran if r["state"] in FINISHED]) for ran in members)
-    return SeedValues(column, tuple(seeds), values, exact)
+    return SeedValues(column, tuple(seeds), values, exact, column.log)
 
 
 def _values(column: Column, ran: Sequence[Row]) -> list[tuple[int, float]]:

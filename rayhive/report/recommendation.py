@@ -206,7 +206,7 @@ def _means(rows: Sequence[Row], objectives: Mapping[str, str]) -> _Means:
     An objective that agrees exactly over the replicates of every row, such as bytes often do, is
     taken as known.
     """
-    found = [seed_values(rows, name) for name in objectives]
+    found = [seed_values(rows, name).by_factors for name in objectives]
     signs = np.array([1.0 if way == "minimize" else -1.0 for way in objectives.values()])
     centre = signs * np.stack([np.nanmean(each.values, axis=1) for each in found], axis=1)
     spread = [np.nanmax(v.values, axis=1) - np.nanmin(v.values, axis=1) for v in found]
@@ -221,7 +221,7 @@ def _means(rows: Sequence[Row], objectives: Mapping[str, str]) -> _Means:
     common = int(there.all(axis=0).sum())
     paired = common > 1 and len(rows) > 1
     seeds = common if paired else int(there.sum(axis=1).min())
-    logs = tuple(each.column.log for each in found)
+    logs = tuple(each.log for each in found)
     return _Means(logs, signs, centre, draws, seeds, paired)
 
 

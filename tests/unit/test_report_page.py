@@ -20,7 +20,7 @@ from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
 from rayhive.spec.swarm import Link, NodeClass, SwarmConfig
 from tests.fixtures.faulted import Story, kill_and_restart
 from tests.fixtures.html import Page
-from tests.fixtures.logs import Log, make_spec, write_replicate, write_run
+from tests.fixtures.logs import PAYLOAD, STATE, Log, make_spec, write_replicate, write_run
 
 CODECS = ("none", "float16", "uniform8", "size_adaptive")
 HOSTILE = """</script><script>alert("1")</script><img src=x onerror='alert(2)'>&amp;"""
@@ -198,6 +198,22 @@ def test_the_first_section_says_on_what_and_under_which_faults_was_measured(
     assert "1 configuration under 2 scenarios." in both
     assert "Without faults none" in both
     assert "Scenario story: kill of 1 peer at round 4 none" in both
+
+
+def test_an_open_choice_names_the_first_and_the_ranges_of_all(tmp_path: Path) -> None:
+    logs = []
+    for trial, codec in enumerate(CODECS[:3]):
+        for seed in (0, 1):
+            spec = make_spec(trial=trial, replicate=seed, configuration=Configuration(codec=codec))
+            first = 2.0 + 0.5 * ((trial + seed) % 2)
+            logs.append(Log(spec, seconds=(first, 0.5, 0.6, 0.7)))
+    words = page_of(write_run(tmp_path / "run", logs)).words("recommendation")
+    assert re.search(
+        r"The choice lies among 3 of 3: \w+ \(\d+ %\), \w+ \(\d+ %\), \w+ \(\d+", words
+    )
+    sent = f"{(PAYLOAD + STATE) / 64:.2f}"  # in each of four rounds of 128 samples
+    assert f"payload_bytes_per_sample from {sent} to {sent} B and time_to_target_s from" in words
+    assert "says how many replicates would tell" in words
 
 
 def test_many_faults_of_a_plan_are_counted_by_kind() -> None:

@@ -152,3 +152,20 @@ def test_objectives_that_are_not_positive_are_compared_by_difference() -> None:
 def test_without_objectives_nothing_is_recommended() -> None:
     found = results({"none": [1.0]}, {"none": 1.0})
     assert recommendations(Results("study", {}, found.rows)) == []
+
+
+def test_the_spread_of_large_values_does_not_hide_differences_of_small_ones() -> None:
+    # bytes vary by a tenth, which of the largest is a hundred times what tells the others apart
+    noise = {"none": (1.1, 0.9, 1.0), "float16": (1.0, 1.05, 0.95), "uniform8": (0.97, 1.0, 1.03)}
+    sizes = {"none": 3000.0, "float16": 60.0, "uniform8": 30.0}
+    rows = [
+        replicate(codec, seed, **{TIME: 1.0 + 0.001 * seed * n, BYTES: sizes[codec] * factor})
+        for n, codec in enumerate(CODECS)
+        for seed, factor in enumerate(noise[codec])
+    ]
+    (advice,) = recommendations(Results("study", OBJECTIVES, tuple(rows)))
+    assert advice.row is not None and advice.row["codec"] == "uniform8"
+    assert advice.certainty is not None and advice.certainty > SURE
+    against = {each.row["codec"]: each.against[BYTES] for each in advice.candidates}
+    assert against["float16"].relative and against["float16"].certain
+    assert against["float16"].value == pytest.approx(0.5, rel=0.01)

@@ -10,7 +10,7 @@ from rayhive.columns import Row, conditions, find_column
 from rayhive.metrics.aggregate import rows_by
 from rayhive.metrics.folds import Percentile
 from rayhive.metrics.rows import NO_FAULTS
-from rayhive.report.advice import percent_text
+from rayhive.report.advice import NAMED, percent_text
 from rayhive.report.baselines import baseline_lines
 from rayhive.report.numbers import number_text
 from rayhive.report.page.conditions import scenario_text
@@ -159,7 +159,11 @@ def robust_choices(run: RunData) -> list[RobustChoice]:
             column = find_column(name)
             unit = f" {column.unit}" if column is not None and column.unit else ""
             regret, worst = (objective_text(best, each) for each in ("regret", "worst_case"))
-            text = f"never more than {regret}{unit} from the best {name}; at worst {worst}{unit}"
+            among = f"of the {len({row['configuration'] for row in group})} with a value under all"
+            text = f"never more than {regret}{unit} from the best {name}"
+            if best["regret"] == 0:
+                text = f"the best mean {name} under each scenario"
+            text += f" {among}; at worst {worst}{unit}"
             where = run.condition_text(best, without=("scenario",))
             found.append(RobustChoice(where, str(best["configuration"]), text))
     return found
@@ -221,16 +225,32 @@ def _certainty(advice: Recommendation, label: str) -> tuple[str, str, str]:
         return "sure", f"Use {label}.", f"Sure: {percent_text(advice.certainty)}. {basis}"
     if advice.certainty >= LIKELY:
         return "likely", f"Use {label}.", f"Likely: {percent_text(advice.certainty)}. {basis}"
-    names = [str(each.row["configuration"]) for each in advice.possible]
-    among = (
-        f"The choice lies among {len(names)}: {', '.join(names)}. "
-        "`rayhive plan FILE --difference 10%` says how many replicates would tell."
-    )
+    among = " ".join(_open_choice(advice))
     if advice.certainty >= LEAD:
         words = f"A lead, not more: {percent_text(advice.certainty)}. {basis} {among}"
         return "lead", f"{label} leads.", words
     headline = f"It can't be told yet. {label} is slightly ahead."
     return "open", headline, f"Open: {percent_text(advice.certainty)}. {basis} {among}"
+
+
+def _open_choice(advice: Recommendation) -> Iterator[str]:
+    """Yield sentences about the configurations among which the choice lies."""
+    possible = advice.possible
+    named = [
+        f"{each.row['configuration']} ({percent_text(each.share or 0.0)})"
+        for each in possible[:NAMED]
+    ]
+    more = f" and {len(possible) - NAMED} more" if len(possible) > NAMED else ""
+    total = len(advice.candidates)
+    yield f"The choice lies among {len(possible)} of {total}: {', '.join(named)}{more}."
+    ranges = []
+    for name in advice.objectives:
+        values = [float(each.row[name] or 0) for each in possible]
+        column = find_column(name)
+        unit = f" {column.unit}" if column is not None and column.unit else ""
+        ranges.append(f"{name} from {number_text(min(values))} to {number_text(max(values))}{unit}")
+    yield f"Any of them has {' and '.join(ranges)}."
+    yield "“rayhive plan FILE --difference 10%” says how many replicates would tell."
 
 
 def _about(name: str) -> str:
