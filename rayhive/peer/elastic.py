@@ -56,7 +56,7 @@ def run_agent(channel: Channel, spec: PeerSpec, facts: dict[str, Any]) -> None:
     channel.emit(events.DHTReady(addresses=[address]))
     signal.signal(signal.SIGTERM, _stop)
     relay = WorkerRelay(channel)
-    with tempfile.TemporaryDirectory(prefix="elastic-") as folder:
+    with tempfile.TemporaryDirectory(prefix="elastic-", ignore_cleanup_errors=True) as folder:
         order = Order(spec.model_dump_json(by_alias=True), relay.address, folder, facts)
         try:
             launch_agent(launch_config(spec, urlsplit(address).netloc, folder), work, [order])

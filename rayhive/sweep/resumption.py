@@ -24,7 +24,8 @@ _RULE = "--out or another name starts a new run"
 def differences(before: SweepConfig, now: SweepConfig, run: Path) -> Iterator[Problem]:
     """Yield each difference for which a study cannot be resumed, with what the run holds.
 
-    Trials, replicates and scenarios may be added; the arguments of added scenarios may be given.
+    Trials, replicates, scenarios and baselines may be added; the settings of those that are added
+    may be given.
 
     Args:
         before: The study that the run folder holds, resolved.
@@ -34,6 +35,8 @@ def differences(before: SweepConfig, now: SweepConfig, run: Path) -> Iterator[Pr
     old, new = dict(dotted(before.as_data())), dict(dotted(now.as_data()))
     added = {scenario_label(name) for name in set(now.scenarios) - set(before.scenarios)}
     of_added = tuple(f"scenario_args.{name}" for name in added)
+    if "elastic" not in before.baselines:
+        of_added += ("elastic",)
     for key in sorted(old.keys() | new.keys()):
         was, value = old.get(key), new.get(key)
         if was == value or MAY_CHANGE.fullmatch(key) or _grows(key, was, value):

@@ -24,7 +24,7 @@ from tests.integration.forkserver_harness import (
     start_swarm,
 )
 
-pytestmark = [pytest.mark.swarm, pytest.mark.slow]
+pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: A group of fewer members than at the start waits this long for others.
 ELASTIC = ElasticConfig(checkpoint_every_rounds=5, last_call_timeout=15)
@@ -76,8 +76,8 @@ def test_survivors_go_back_to_the_checkpoint_and_a_replacement_joins_them(
     wait_until_round(lines[0], 7, 3)
     kill_groups(lines[2].pid)
     # 48 samples are 2 batches of 8 of each of three members, and 3 of each of two
-    wait_until_round(lines[0], 9, 2)
     for line in survivors:
+        wait_until_round(line, 9, 2)
         (back,) = line.of("rolled_back")
         assert back["round"] == 5 and back["round_before"] >= 7
         assert back["group"] == ["peer-0", "peer-1"]
@@ -90,6 +90,9 @@ def test_survivors_go_back_to_the_checkpoint_and_a_replacement_joins_them(
     late.wait_for("peer_ready", PATIENCE_S)
     late.command("train")
     wait_until_round(late, 0, 3)
+    for line in survivors:
+        while len(line.of("rolled_back")) < 2:
+            line.read(PATIENCE_S, "the second return to a checkpoint")
     (loaded,) = late.of("state_loaded")
     assert loaded["round"] == lines[0].of("rolled_back")[1]["round"] >= 5
     assert loaded["received_bytes"] > 0
@@ -102,10 +105,31 @@ def test_survivors_go_back_to_the_checkpoint_and_a_replacement_joins_them(
         computed, explained = accounts(line)
         assert computed == explained, line.story()
         assert len(line.of("peer_ready")) == len(line.of("training_started")) == 1
-    after = [event for event in lines[0].of("weights")][-1]
-    assert (
-        after["sketch"] == late.of("weights")[-1]["sketch"] == lines[1].of("weights")[-1]["sketch"]
-    )
+    first, *others = [line.of("weights")[-1]["sketch"] for line in (*survivors, late)]
+    assert others == [first, first]
+
+
+def test_a_notice_ends_a_member_at_once_and_the_other_goes_on_alone(
+    server: str, tmp_path: Path
+) -> None:
+    lines = start_swarm(server, members(2), tmp_path)
+    wait_until_round(lines[0], 6, 2)
+    lines[1].command("notice", deadline_s=300.0)
+    left = lines[1].wait_for("left", PATIENCE_S)
+    end = lines[1].wait_for("peer_finished")
+    assert (end["reason"], end["round"]) == ("notice", left["round"])
+    used = sum(event["samples"] for event in lines[1].of("round"))
+    assert end["samples"] == used + left["lost"]
+    wait_until_round(lines[0], 0, 1)
+    (back,) = lines[0].of("rolled_back")
+    assert back["group"] == ["peer-0"] and back["round"] % 5 == 0 < back["round"]
+    # 48 samples are 3 batches of 8 of each of two members, and 6 of the one that is left
+    assert {e["samples"] for e in lines[0].of("round") if e["group_size"] == 1} == {48}
+    assert {e["outcome"] for e in lines[0].of("round") if e["group_size"] == 1} == {"alone"}
+    lines[0].command("stop", reason="target")
+    finish_swarm(lines[:1], PATIENCE_S)
+    computed, explained = accounts(lines[0])
+    assert computed == explained
 
 
 # -- through Ray -------------------------------------------------------------------------------

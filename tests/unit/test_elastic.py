@@ -16,8 +16,10 @@ from rayhive.metrics.groups.convergence import evaluations
 from rayhive.metrics.groups.faults import samples_lost
 from rayhive.metrics.rows import timeline_row
 from rayhive.peer.elastic import WorkerHistory
+from rayhive.spec import SweepConfig
 from rayhive.spec.study import ElasticConfig
 from rayhive.sweep.resolve import WorkloadFacts, resolve
+from rayhive.sweep.resumption import differences
 from tests.fixtures.faulted import ALL, REST, Story, planned
 from tests.fixtures.logs import make_spec
 from tests.unit.sweep_fakes import SHAPES, TINY
@@ -167,3 +169,15 @@ def test_its_settings_are_checked_with_the_rest_of_the_study() -> None:
     with pytest.raises(ConfigError) as error:
         resolve({**TINY, "elastic": {"last_call": 3}}, workload=WorkloadFacts(SHAPES, 32, "real"))
     assert "last_call_timeout" in str(error.value)
+
+
+def test_its_settings_may_change_until_it_has_run() -> None:
+    def study(*baselines: str, period: int) -> SweepConfig:
+        settings = {"checkpoint_every_rounds": period}
+        given = {**TINY, "baselines": list(baselines), "elastic": settings}
+        return resolve(given, workload=WorkloadFacts(SHAPES, 32, "real")).config
+
+    new = study("ddp", "elastic", period=5)
+    assert not list(differences(study("ddp", period=10), new, Path("run")))
+    (problem,) = differences(study("elastic", period=10), new, Path("run"))
+    assert problem.key == "elastic.checkpoint_every_rounds"
