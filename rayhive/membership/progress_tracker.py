@@ -29,6 +29,7 @@ from rayhive.membership.event_loop import LoopThread
 from rayhive.membership.heartbeat import HeartbeatService
 from rayhive.membership.peer_links import PeerLinks
 from rayhive.membership.progress_view import ProgressView
+from rayhive.membership.round_wait import RoundWait
 from rayhive.membership.view import Heartbeat, Member, MembershipView
 
 #: The two kinds of averaging, by the field of an announcement that counts their rounds.
@@ -120,6 +121,7 @@ class LiveProgressTracker:
         )
         self._thread = LoopThread(self._serve, f"{type(self).__name__}({prefix})")
         self.swarm = ProgressView(self.view, target_batch_size, self._thread.ended)
+        self._round_wait, self._batch = RoundWait(self.swarm), 0
         self._clock = clock
         self._batch_ended: float | None = None
         self._on_break: Callable[[], None] | None = None
@@ -285,6 +287,7 @@ class LiveProgressTracker:
         own = self.view.own
         extra = samples_accumulated - own.samples
         if extra > 0:
+            self._batch = extra
             self.performance_ema.update(task_size=extra)
         else:
             self.performance_ema.reset_timer()
@@ -296,6 +299,20 @@ class LiveProgressTracker:
             samples=samples_accumulated,
             samples_per_second=float(self.performance_ema.samples_per_second),
         )
+
+    def wait_for_last_batches(self, check: Callable[[], None] = lambda: None) -> None:
+        """Wait a little if this peer has done its share and the others end their last batches.
+
+        Args:
+            check: Called about every 0.1 s; an error that it raises ends the wait.
+        """
+        seconds = self._round_wait.seconds(self._batch)
+        if not seconds:
+            return
+        if self.view.own.samples > self._announced_samples:  # the others may lack just these
+            self._announce()
+        with self.pause_updates():
+            self._round_wait.wait(seconds, check)
 
     def enter(self, round_: int) -> None:
         """Announce that this peer has computed its part of a round and averages now.

@@ -12,6 +12,8 @@ from rayhive.membership.view import MembershipView, Reunion
 
 #: Interval between two checks of a wait for a round's end, and for peers [s].
 ROUND_CHECK_S, PEERS_CHECK_S = 0.1, 1.0
+#: Speeds below this one are not known yet [samples/s].
+SLOWEST = 1e-6
 
 
 @dataclass
@@ -61,6 +63,22 @@ class ProgressView:
                 self.target_batch_size - (self.view.samples() - self.view.own.samples) - announced
             )
             return lacking / max(1, self.view.live_peers())
+
+    def share_by_speed(self) -> float | None:
+        """Return this peer's samples of a round if all peers keep their speed.
+
+        None if a speed is not known yet, or there are no other peers.
+        """
+        with self.view.lock:
+            own = self.view.own.samples_per_second
+            others = [
+                p.samples_per_second
+                for p in self.view.participants()
+                if p.peer_id != self.view.own.peer_id
+            ]
+        if not others or min(own, *others) < SLOWEST:
+            return None
+        return self.target_batch_size * own / (own + sum(others))
 
     def has_missed(
         self, round_: int, timeout: float, check: Callable[[], None] = lambda: None

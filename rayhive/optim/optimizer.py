@@ -283,7 +283,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
     # -- rounds ------------------------------------------------------------------------------------
 
     def _maybe_schedule_gradient_averaging(self) -> None:
-        """Do nothing: a group forms at once when its round is due."""
+        """Wait for a round that is almost due; its group forms at once when it is."""
+        self.tracker.wait_for_last_batches(self._watchdog.check)
 
     def _maybe_schedule_state_averaging(self) -> None:
         """Do nothing: a group forms at once when its round is due."""
