@@ -205,7 +205,7 @@ class WorkerRelay:
                 self._worker, self._ended_s = None, time.monotonic()
                 worker.close()
                 self._idle.set()
-                if self._channel.stop_reason is not None:
+                if self._channel.stop_reason is not None or self.history.finished:
                     self._end()
 
     def _read(self, worker: socket.socket) -> None:
@@ -248,7 +248,7 @@ class WorkerRelay:
                 self._worker.sendall(command.model_dump_json().encode() + b"\n")
 
     def _end(self) -> None:
-        """End a peer that is asked to stop while it has no training process."""
+        """End a peer that is asked to stop, or has finished, and has no training process."""
         history = self.history
         if history.training and not history.finished:
             end = events.PeerFinished(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rayhive.cluster.cluster import Cluster
@@ -51,6 +52,12 @@ def wait_until_round(line: PeerLine, number: int, group_size: int) -> None:
         event["round"] >= number and event["group_size"] == group_size for event in line.of("round")
     ):
         line.read(PATIENCE_S, f"round {number} of {group_size}")
+
+
+def training_processes(line: PeerLine) -> list[psutil.Process]:
+    """Return the processes that torch's agent has started to train."""
+    children = psutil.Process(line.pid).children()
+    return [each for each in children if "spawn_main" in " ".join(each.cmdline())]
 
 
 def accounts(line: PeerLine) -> tuple[int, int]:
@@ -130,6 +137,23 @@ def test_a_notice_ends_a_member_at_once_and_the_other_goes_on_alone(
     finish_swarm(lines[:1], PATIENCE_S)
     computed, explained = accounts(lines[0])
     assert computed == explained
+
+
+def test_a_member_that_is_asked_to_stop_between_two_groups_reports_its_end(
+    server: str, tmp_path: Path
+) -> None:
+    lines = start_swarm(server, members(2), tmp_path)
+    wait_until_round(lines[0], 6, 2)
+    (training,) = training_processes(lines[0])
+    kill_groups(lines[1].pid)
+    psutil.wait_procs([training], timeout=PATIENCE_S)  # the agent now waits for the other one
+    lines[0].command("stop", reason="seconds")
+    finish_swarm(lines[:1], PATIENCE_S)
+    (end,) = lines[0].of("peer_finished")
+    assert (end["reason"], end["round"]) == ("seconds", lines[0].of("round")[-1]["round"])
+    computed, explained = accounts(lines[0])
+    assert computed == explained
+    assert not lines[0].of("rolled_back")
 
 
 # -- through Ray -------------------------------------------------------------------------------
