@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rayhive.columns import Row, find_column
-from rayhive.metrics.aggregate import comparable, ran
+from rayhive.metrics.aggregate import comparable, is_censored, ran
 from rayhive.report.differences import Difference, difference_text, differences_to
 from rayhive.report.numbers import number_text
 from rayhive.report.results import Results
@@ -60,7 +60,7 @@ def _value(row: Row, name: str) -> str:
     column = find_column(name)
     value = row[name]
     if isinstance(value, (int, float)):
-        return number_text(value)
+        return f"{'≥ ' if is_censored(row, name) else ''}{number_text(value)}"
     return (None if column is None else missed_text(row, column)) or "not known"
 
 

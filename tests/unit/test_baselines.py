@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -307,3 +308,11 @@ def test_nccl_is_chosen_if_every_peer_has_a_gpu(
     for name in ("ddp", "elastic"):
         spec = make_spec(trial=None, baseline=name, swarm=given).peer_spec(0)
         assert backend(spec.model_copy(update={"accelerator": accelerator})) == chosen
+
+
+def test_a_bound_of_a_baseline_is_said_to_be_one(tmp_path: Path) -> None:
+    logs = [swarm_log(seed) for seed in range(2)]
+    logs += [baseline_log("ddp", 0), baseline_log("ddp", 1, accuracies=(0.5, 0.6))]
+    results = load_results(write_run(tmp_path / "run", logs))
+    (line,) = baseline_lines(results, results.folded[0])
+    assert re.search(r"time_to_target_s \d\S* instead of ≥ \d\S* s \(x .*\(cut\)", line)
