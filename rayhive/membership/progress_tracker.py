@@ -286,11 +286,11 @@ class LiveProgressTracker:
         """
         own = self.view.own
         extra = samples_accumulated - own.samples
-        if extra > 0:
-            self._batch = extra
+        if extra > 0 and self._batch:
             self.performance_ema.update(task_size=extra)
-        else:
+        else:  # before the first batch, the peer was starting
             self.performance_ema.reset_timer()
+        self._batch = max(extra, 0) or self._batch
         unknown = samples_accumulated - self._announced_samples
         share = self.swarm.share_of_lacking(self._announced_samples)
         self._announce(

@@ -46,6 +46,15 @@ def test_only_a_long_break_takes_a_peer_out_until_its_next_batch(
     assert tracker.begin_batch() is None
 
 
+def test_the_time_before_the_first_batch_does_not_count_for_the_speed(
+    tracker: LiveProgressTracker,
+) -> None:
+    tracker.performance_ema.timestamp -= 100.0  # start, first contact, download of a state
+    tracker.report_local_progress(0, 32)
+    tracker.report_local_progress(0, 64)
+    assert tracker.view.own.samples_per_second > 32.0
+
+
 def test_a_peer_that_computes_never_steps_out(tracker: LiveProgressTracker, clock: Clock) -> None:
     clock.now += 100.0
     tracker.check_break()
