@@ -31,6 +31,7 @@ from rayhive.spec.replicate import PeerSpec
 
 #: Longest wait at the start for the announcements of peers that are ready [s].
 ANNOUNCE_TIMEOUT = 30.0
+JOIN_TIMEOUT = 10.0  # the peers of a swarm that a peer joins may all have died
 
 
 class ReplicateMonitor:
@@ -96,7 +97,7 @@ class ReplicateMonitor:
     # -- training ----------------------------------------------------------------------------------
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Report ready, and wait until all peers are.
+        """Report ready, and wait until all peers are; a joiner waits for one peer of the swarm.
 
         Raises:
             RuntimeError: A peer that is ready was not seen in time.
@@ -120,10 +121,13 @@ class ReplicateMonitor:
             )
         )
         self.channel.wait_for(Train)
-        expected = 1 if self.spec.joins else self.spec.peers
-        if not optimizer.tracker.wait_for_peers(expected, ANNOUNCE_TIMEOUT):
+        tracker = optimizer.tracker
+        if self.spec.joins:
+            # without it, a fast peer trains alone until it hears of the swarm, which is lost work
+            tracker.wait_for_peers(2, JOIN_TIMEOUT)
+        elif not tracker.wait_for_peers(self.spec.peers, ANNOUNCE_TIMEOUT):
             raise RuntimeError(
-                f"saw {optimizer.tracker.swarm.live_peers} of {expected} peers "
+                f"saw {tracker.swarm.live_peers} of {self.spec.peers} peers "
                 f"{ANNOUNCE_TIMEOUT:.0f} s after all were ready"
             )
         self.channel.emit(events.TrainingStarted(round=optimizer.local_epoch))

@@ -180,6 +180,7 @@ def test_a_joiner_takes_no_corrupt_state_and_says_whose_it_was(
     lines.append(joiner)
     listen(lines, lambda: len(rounds(joiner, outcome="averaged", group_size=3)) > 3)
 
+    assert not rounds(joiner, outcome="alone"), "it knew of the swarm when it began"
     served = [line for line in lines if any(e["what"].get("served") for e in line.of("sabotaged"))]
     refused = {(e["offender"], e["reason"]) for e in joiner.of("rejected")}
     assert refused <= {(identity(lines[0]), "not_finite"), (identity(lines[1]), "checksum")}
