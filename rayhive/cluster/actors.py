@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import json
 import re
+import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,7 +27,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 NAMESPACE = "rayhive"
-_AGENT = "agent"
+_AGENT, _SUPERVISOR = "agent", "supervisor"
 #: Time between two attempts [s]; there is no notification of a restored connection.
 RETRY_EVERY = 0.5
 #: Number of results that an actor keeps; a call is repeated within a minute.
@@ -35,10 +36,33 @@ _REMEMBERED = 256
 T = TypeVar("T")
 
 
+#: Pattern of the names of replicates, which their placement groups have.
+RUN_IDS = re.compile(r"[^:]+-r\d+-.+-a\d+")
+
+
 def supervisor_pattern(study: str | None) -> re.Pattern[str]:
     """Return the pattern of the names of a study's supervisors; of any study for None."""
-    name = "[^:]+" if study is None else re.escape(study.replace(".", "_"))
-    return re.compile(rf"{name}-t\d+-r\d+-.+-a\d+")
+    name = "[^:]+" if study is None else re.escape(study)
+    return re.compile(rf"{_SUPERVISOR}:{name}:.+")
+
+
+def supervisor_prefix(study: str, node: str) -> str:
+    """Return how the names of the supervisors of this study, this code and this node begin."""
+    return f"{_SUPERVISOR}:{study}:{code_version()}:{node[:16]}:"
+
+
+def new_supervisor_name(prefix: str) -> str:
+    """Return a name that no supervisor has had before.
+
+    The agents of the nodes tell by the name whether the supervisor of a run still lives.
+    """
+    return prefix + secrets.token_hex(4)
+
+
+def may_supervise(name: str, run_id: str) -> bool:
+    """Return whether an actor of this name is a supervisor of the study that a replicate is of."""
+    parts = name.split(":")
+    return parts[0] == _SUPERVISOR and run_id.startswith(f"{parts[1].replace('.', '_')}-")
 
 
 def agent_pattern(study: str) -> re.Pattern[str]:
@@ -73,6 +97,12 @@ def live(pattern: re.Pattern[str]) -> list[str]:
         for entry in ray.util.list_named_actors(all_namespaces=True)
         if entry["namespace"] == NAMESPACE and pattern.fullmatch(str(entry["name"]))
     )
+
+
+def supervisors() -> list[Any]:
+    """Return the living supervisors of all studies."""
+    found = map(find, live(supervisor_pattern(None)))
+    return [actor for actor in found if actor is not None]
 
 
 def find(name: str) -> Any:

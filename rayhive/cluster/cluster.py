@@ -19,8 +19,8 @@ from rayhive.cluster import actors, capacity
 from rayhive.cluster.address import KEY, Target, resolve
 from rayhive.cluster.embedded import EmbeddedRay, keep_silent, kept_signal_handlers
 from rayhive.cluster.node.agent import AgentOptions
-from rayhive.cluster.replicate import handle as handles
-from rayhive.cluster.replicate.handle import ReplicateHandle
+from rayhive.cluster.replicate import supervisors
+from rayhive.cluster.replicate.handle import ReplicateHandle, still_running
 from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem
 from rayhive.spec import SwarmConfig, Timeouts
 from rayhive.spec.replicate import ReplicateSpec
@@ -53,7 +53,7 @@ class Cluster:
         )
         self._handles: dict[str, ReplicateHandle] = {}
         self._studies: set[str] = set()
-        self._pending: dict[str, float] = {}  # run id -> time of its first lookup
+        self._pending: dict[str, float] = {}  # supervisor -> time of its first lookup
         self._open = True
         atexit.register(self.close)
 
@@ -112,7 +112,7 @@ class Cluster:
         """
         self._replace_broken()
         self._studies.add(spec.study)
-        handle = handles.start(spec, self.agent_options, self._broken)
+        handle = supervisors.start(spec, self.agent_options, self._broken)
         if handle.spec != spec:
             text = f"a name that no other run on this cluster has; {handle.spec.folder} is running"
             raise ConfigError(Problem("name", spec.study, text))
@@ -143,7 +143,7 @@ class Cluster:
         A supervisor that Ray has not created in time is ended: it never ran anything.
 
         Args:
-            run_id: The name.
+            run_id: Name of the replicate.
             folder: Folder of the replicate; one that writes to another folder does not count.
 
         Raises:
@@ -153,34 +153,49 @@ class Cluster:
         try:
             handle = self.peek(run_id)
         except NoAnswerError:
-            if not actors.pending(run_id):
+            if not self._end_pending(run_id):
                 raise
-            since = self._pending.setdefault(run_id, time.monotonic())
-            if time.monotonic() - since < Timeouts().supervisor:
-                raise
-            actors.end(run_id)
-            return None
+            return self.find(run_id, folder)
         if handle is None or (folder is not None and Path(handle.spec.folder) != Path(folder)):
             return None
         self._studies.add(handle.spec.study)
         self._handles[run_id] = handle
         return handle
 
+    def _end_pending(self, run_id: str) -> bool:
+        """End supervisors that Ray has not created in time; return whether there were any."""
+        now, ended = time.monotonic(), False
+        for name in supervisors.pending(run_id):
+            if now - self._pending.setdefault(name, now) >= Timeouts().supervisor:
+                actors.end(name)
+                ended = True
+        return ended
+
     def peek(self, run_id: str) -> ReplicateHandle | None:
         """Return the same as :meth:`find`, without adopting the replicate.
+
+        Args:
+            run_id: Name of the replicate, or of its supervisor.
 
         Raises:
             NoAnswerError: The supervisor lives and does not answer.
         """
-        return handles.find(run_id, self._broken)
+        return supervisors.find(run_id, self._broken)
 
     def supervisors(self, study: str | None = None) -> list[str]:
-        """Return the run ids of the living supervisors of a study, or of all studies."""
-        return actors.live(actors.supervisor_pattern(study))
+        """Return the names of the replicates that supervisors of a study have, or of all studies.
 
-    def retire_agents(self, studies: Sequence[str]) -> None:
-        """Have the agents of these studies exit once no replicate needs them."""
-        found = [name for study in studies for name in actors.live(actors.agent_pattern(study))]
+        A supervisor that does not answer is named itself.
+        """
+        return list(supervisors.running(study))
+
+    def retire(self, studies: Sequence[str]) -> None:
+        """Have supervisors and agents of these studies exit once no replicate needs them."""
+        for pattern in (actors.supervisor_pattern, actors.agent_pattern):
+            self._retire([name for study in studies for name in actors.live(pattern(study))])
+
+    @staticmethod
+    def _retire(found: Sequence[str]) -> None:
         agents = [agent for agent in map(actors.find, found) if agent is not None]
         if not agents:
             return
@@ -195,8 +210,8 @@ class Cluster:
         """Disconnect. May be called again.
 
         An embedded Ray ends with everything on it; its running replicates are stopped first. On a
-        shared cluster, running replicates go on and can be adopted. The agents of the studies that
-        this object started exit once no replicate needs them.
+        shared cluster, running replicates go on and can be adopted. Supervisors and agents of the
+        studies that this object started exit once no replicate needs them.
         """
         if not self._open:
             return
@@ -207,7 +222,7 @@ class Cluster:
                 if ray.is_initialized() and self.embedded_ray is not None:
                     self._stop_all("the driver closed its cluster")
                 if ray.is_initialized():
-                    self.retire_agents(sorted(self._studies))
+                    self.retire(sorted(self._studies))
         finally:
             if self.embedded_ray is not None:
                 self.embedded_ray.close()
@@ -215,10 +230,10 @@ class Cluster:
                 ray.shutdown()
 
     def _stop_all(self, reason: str) -> None:
-        running = handles.still_running(self._handles.values(), 0.0)
+        running = still_running(self._handles.values(), 0.0)
         for handle in running:
             handle.stop(reason)
-        handles.still_running(running, _STOP_TIMEOUT)
+        still_running(running, _STOP_TIMEOUT)
 
 
 def _join(target: Target) -> None:

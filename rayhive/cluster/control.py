@@ -82,14 +82,13 @@ def stop_study(address: str | None, study: str) -> list[str]:
             _terminate(pid)
         return [run_id for _, run_id in runs]
     with Cluster.connect(address) as cluster:
-        ours, silent, ended = [], [], []
+        ours, silent = [], []
         for run_id in cluster.supervisors(study):
             try:
                 handle = cluster.peek(run_id)
             except NoAnswerError as error:
-                if actors.pending(run_id):  # it has not begun, and must not begin later
+                if actors.pending(run_id):  # a supervisor that never got a replicate
                     actors.end(run_id)
-                    ended.append(run_id)
                 else:
                     silent.append(str(error))
                 continue
@@ -104,10 +103,10 @@ def stop_study(address: str | None, study: str) -> list[str]:
                 handle.release()
         if late:
             raise ClusterError(f"{late[0].run_id} did not end within {_STOP_TIMEOUT:g} s")
-        cluster.retire_agents([study])
+        cluster.retire([study])
         if silent:
             raise NoAnswerError("; ".join(silent))
-        return [*(handle.run_id for handle in running), *ended]
+        return [handle.run_id for handle in running]
 
 
 def _terminate(pid: int) -> None:

@@ -58,6 +58,7 @@ class ReplicateMetrics:
     def __init__(self, spec: ReplicateSpec) -> None:
         values = (spec.study, spec.label, spec.scenario)
         self._labels = dict(zip(OF_REPLICATE, values, strict=True))
+        self._peers: set[str] = set()
 
     def heard(self, event: Event, samples_per_s: float | None = None) -> None:
         """Take an event of a peer or of the supervisor.
@@ -69,6 +70,7 @@ class ReplicateMetrics:
         peer = event.peer or ""
         match event:
             case Round():
+                self._peers.add(peer)
                 self._add("rounds", 1, peer=peer, outcome=event.outcome)
                 self._add("samples", event.samples, peer=peer)
                 self._set("samples_per_second", samples_per_s, peer=peer)
@@ -82,6 +84,12 @@ class ReplicateMetrics:
         if isinstance(event, (Round, StateRound)):
             self._add("sent_bytes", event.sent_bytes or 0, peer=peer)
             self._add("received_bytes", event.received_bytes or 0, peer=peer)
+
+    def end(self) -> None:
+        """Set the gauges to 0: the process and its metrics outlive the replicate."""
+        for peer in sorted(self._peers):
+            for name in GAUGES:
+                self._set(name, 0.0, peer=peer)
 
     def _add(self, name: str, value: float, **labels: str) -> None:
         if value > 0 and _connected():

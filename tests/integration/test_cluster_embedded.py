@@ -295,7 +295,7 @@ def test_a_dead_supervisor_takes_its_peers_along(cluster: Cluster, tmp_path: Pat
     # the next replicate does not have to wait for the agent's round to find a clean node
     following = replicate(tmp_path / "next")
     assert run(cluster, following).state == "completed"
-    cluster.retire_agents(["study"])
+    cluster.retire(["study"])
     eventually(lambda: litter(spec) == [])
 
 

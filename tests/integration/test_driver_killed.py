@@ -42,6 +42,7 @@ from contextlib import contextmanager
 from pathlib import Path
 import ray
 from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.replicate import supervisors
 from rayhive.cluster.replicate.supervisor import TrialSupervisor
 from rayhive.spec import SweepConfig
 from rayhive.sweep import replicate_runner
@@ -100,13 +101,20 @@ class Supervisors:
         return actor
 
 
+def give(*arguments, before=supervisors.give):
+    found = before(*arguments)
+    if point == "given":
+        die()
+    return found
+
+
 def remote(*arguments, before=ray.remote, **options):
     found = before(*arguments, **options)
     return Supervisors(found) if arguments == (TrialSupervisor,) else found
 
 
 def start(self, spec, before=Cluster.start):
-    ray.remote = remote
+    ray.remote, supervisors.give = remote, give
     handle = before(self, spec)
     if point == "started":
         die()
@@ -196,10 +204,11 @@ def check_counted_once(folder: Path, replicates: int = REPLICATES) -> None:
     [
         pytest.param("prepared", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("registered", signal.SIGKILL, marks=pytest.mark.slow),
-        ("created", signal.SIGKILL),
+        pytest.param("created", signal.SIGKILL, marks=pytest.mark.slow),
+        ("given", signal.SIGKILL),
         pytest.param("started", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("created", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("created", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("given", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("given", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_driver_killed_during_a_start_goes_on(
@@ -217,7 +226,7 @@ def test_a_driver_killed_during_a_start_goes_on(
 
 def test_a_supervisor_whose_driver_was_killed_can_be_stopped(head: Head, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
-    with driver(*sweep(head, folder, "created"), **head.environment) as first:
+    with driver(*sweep(head, folder, "given"), **head.environment) as first:
         finish(first)
     with driver(STOP, head.address, "stopped", **head.environment) as stopper:
         stopped = json.loads(stopper.line("stopped"))

@@ -67,6 +67,8 @@ def test_an_embedded_ray_serves_the_metrics_of_its_replicates(
         handle.stop("enough")
         handle.wait(40.0)
         handle.release()
+        gauges = [(name, peer, "") for name in GAUGES for peer in ("peer-0", "peer-1")]
+        eventually(lambda: {scraped(port).get(gauge) for gauge in gauges} == {0.0}, 120.0)
 
 
 @pytest.mark.parametrize("text", ["http", "0", "65536", "-1"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,17 +71,15 @@ def test_a_repeated_call_is_done_once() -> None:
 
 
 class Actor:
-    """A peer's actor: ``next_items`` gives or raises these."""
+    """A peer's actor: asked for items, it gives or raises these."""
 
     def __init__(self, *answers: Any) -> None:
         self.asked: list[int] = []
-        call = failing(*answers)
+        self._call = failing(*answers)
 
-        def next_items(after: int, timeout: float) -> Any:
-            self.asked.append(after)
-            return call()
-
-        self.next_items = SimpleNamespace(remote=next_items)
+    def next_items(self, after: int, timeout: float) -> Any:
+        self.asked.append(after)
+        return self._call()
 
 
 def relayed(actor: Actor, patience: float) -> list[StreamItem]:
@@ -92,7 +89,7 @@ def relayed(actor: Actor, patience: float) -> list[StreamItem]:
     async def listen(name: str, item: StreamItem) -> None:
         received.append(item)
 
-    asyncio.run(relay("peer-0", actor, listen, patience))
+    asyncio.run(relay("peer-0", actor.next_items, listen, patience))
     return received
 
 

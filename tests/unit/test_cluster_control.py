@@ -14,8 +14,9 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from rayhive.cluster import actors, control
 from rayhive.cluster.cluster import Cluster
-from rayhive.cluster.replicate.handle import ReplicateHandle, first_answer
+from rayhive.cluster.replicate.handle import ReplicateHandle
 from rayhive.cluster.replicate.peer_table import ReplicateStatus
+from rayhive.cluster.replicate.supervisors import give
 from rayhive.errors import ClusterError, NoAnswerError
 from rayhive.spec import SwarmConfig, Timeouts
 from rayhive.spec.replicate import ReplicateSpec
@@ -29,12 +30,14 @@ SPEC = ReplicateSpec(
     configuration={},
     folder="/nowhere",
 )
+NAME = "supervisor:study:c0de:n0de:1"
 SILENT = [GetTimeoutError("15 s"), ActorUnavailableError("a broken link", b"0" * 16)]
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Return a cluster that every supervisor can be found on."""
+    """Return a cluster with one supervisor."""
+    monkeypatch.setattr(actors, "live", lambda pattern: [NAME])
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: _Asked())
     monkeypatch.setattr(actors, "pending", lambda name: False)
     found = Cluster(None, None)
@@ -102,20 +105,25 @@ def test_a_supervisor_that_ray_never_made_is_given_up_and_ended(
     ended: list[str] = []
     answering(monkeypatch, GetTimeoutError("15 s"))
     monkeypatch.setattr(actors, "pending", lambda name: True)
-    monkeypatch.setattr(actors, "end", ended.append)
+
+    def end(name: str) -> None:
+        ended.append(name)
+        monkeypatch.setattr(actors, "live", lambda pattern: [])
+
+    monkeypatch.setattr(actors, "end", end)
     with pytest.raises(NoAnswerError):  # it may be on its way
         cluster.find(SPEC.run_id, SPEC.folder)
     assert ended == []
     later = time.monotonic() + Timeouts().supervisor
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert cluster.find(SPEC.run_id, SPEC.folder) is None
-    assert ended == [SPEC.run_id]
+    assert ended == [NAME]
 
 
-def test_the_first_answer_of_a_supervisor_is_asked_for_again(
+def test_a_replicate_is_given_to_a_supervisor_again_until_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers: list[Any] = [ActorUnavailableError("a broken link", b"0" * 16), {"study": "s"}]
+    answers: list[Any] = [ActorUnavailableError("a broken link", b"0" * 16), True]
     killed: list[Any] = []
 
     def get(reference: Any, timeout: float) -> Any:
@@ -126,9 +134,9 @@ def test_the_first_answer_of_a_supervisor_is_asked_for_again(
 
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "kill", killed.append)
-    assert first_answer(_Asked(), "a-run", 60.0) == {"study": "s"}
+    assert give(_Asked(), {}, "a-run", 60.0)
     with pytest.raises(ClusterError, match=r"a-run did not start within 0 s \(timeouts.superv"):
-        first_answer(_Asked(), "a-run", 0.0)
+        give(_Asked(), {}, "a-run", 0.0)
     assert len(killed) == 1
 
 
@@ -186,7 +194,7 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Handle]:
         yield SimpleNamespace(
             peek=peek,
             supervisors=lambda study=None: ["first", "silent", "ended", "last"],
-            retire_agents=lambda studies: None,
+            retire=lambda studies: None,
         )
 
     monkeypatch.setattr(actors, "pending", lambda name: False)
@@ -206,7 +214,7 @@ def test_stopping_ends_a_supervisor_that_has_not_begun(
     ended: list[str] = []
     monkeypatch.setattr(actors, "pending", lambda name: name == "silent")
     monkeypatch.setattr(actors, "end", ended.append)
-    assert control.stop_study("a:1", "study") == ["first", "ended", "last", "silent"]
+    assert control.stop_study("a:1", "study") == ["first", "ended", "last"]
     assert ended == ["silent"]
 
 

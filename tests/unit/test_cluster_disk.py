@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster.actors import agent_pattern, supervisor_pattern
+from rayhive.cluster.actors import RUN_IDS, agent_pattern, may_supervise, supervisor_pattern
 from rayhive.cluster.control import status_from_disk
 from rayhive.cluster.doctor import doctor
 from rayhive.cluster.node import capabilities, machine, processes
@@ -78,11 +78,11 @@ def test_events_of_an_earlier_attempt_are_set_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("study", "name", "ours"),
     [
-        ("a", "a-t0-r0-none-a0", True),
-        ("a", "a-t12-r3-kill-one-a1", True),
-        ("a.b", "a_b-t0-r0-none-a0", True),
-        ("a", "ab-t0-r0-none-a0", False),
-        (None, "whatever-t0-r0-none-a0", True),
+        ("a", "supervisor:a:c0de:n0de:1", True),
+        ("a.b", "supervisor:a.b:c0de:n0de:1", True),
+        ("a.b", "supervisor:a-b:c0de:n0de:1", False),
+        ("a", "supervisor:ab:c0de:n0de:1", False),
+        (None, "supervisor:whatever:c0de:n0de:1", True),
         (None, "agent:a:0:0", False),
     ],
 )
@@ -91,6 +91,23 @@ def test_supervisors_are_recognised_by_their_names(
 ) -> None:
     assert (supervisor_pattern(study).fullmatch(name) is not None) == ours
     assert (agent_pattern("a").fullmatch(name) is not None) == (name == "agent:a:0:0")
+
+
+@pytest.mark.parametrize(
+    ("study", "run_id", "ours"),
+    [
+        ("a", "a-t12-r3-kill-one-a1", True),
+        ("a", "a-ddp-powersgd-r0-none-a0", True),
+        ("a.b", "a_b-t0-r0-none-a0", True),
+        ("a", "ab-t0-r0-none-a0", False),
+    ],
+)
+def test_a_replicate_is_looked_for_on_the_supervisors_of_its_study(
+    study: str, run_id: str, ours: bool
+) -> None:
+    assert RUN_IDS.fullmatch(run_id)
+    assert may_supervise(f"supervisor:{study}:c0de:n0de:1", run_id) == ours
+    assert not may_supervise(f"agent:{study}:c0de:n0de", run_id)
 
 
 def test_private_directories_leave_room_for_the_names_of_sockets(

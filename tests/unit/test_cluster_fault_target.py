@@ -20,6 +20,7 @@ from rayhive.cluster.node.tools import Toolbox
 from rayhive.cluster.replicate import swarm as swarm_module
 from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
 from rayhive.cluster.replicate.node_agents import NodeAgents
+from rayhive.cluster.replicate.peer_pool import PeerPool
 from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.cluster.replicate.placement import Room
 from rayhive.cluster.replicate.reservation import Reservation
@@ -147,9 +148,9 @@ def test_a_peer_has_a_node_before_its_process_runs(monkeypatch: pytest.MonkeyPat
     async def listen(name: str, item: object) -> None:
         pass
 
-    monkeypatch.setattr(swarm_module, "create_actor", lambda name, options: SimpleNamespace())
-    agents = Agents(SPEC, AgentOptions(), 60.0)
-    swarm = Swarm(SPEC, Placed("a", "b", "c"), agents, listen, 60.0, home="a")
+    monkeypatch.setattr(swarm_module, "create_actor", lambda *given: SimpleNamespace())
+    agents = Agents(SPEC, AgentOptions(), 60.0, "supervisor")
+    swarm = Swarm(SPEC, Placed("a", "b", "c"), agents, listen, 60.0, "a", PeerPool())
     with pytest.raises(RuntimeError, match="far enough"):
         asyncio.run(swarm.spawn_later(SPEC.peer_spec(1, 1), "after", lambda *_: None))
     assert seen == ["after"]
@@ -161,7 +162,9 @@ def _agent(**answers: Any) -> Any:
             raise answers[method]
         return answers[method]
 
-    async def prepare(run_id: str, peers: list[str], sources: object = ()) -> PreparedNode:
+    async def prepare(
+        run_id: str, peers: list[str], supervisor: str, sources: object = ()
+    ) -> PreparedNode:
         return PreparedNode("socket", {}, {})
 
     return SimpleNamespace(
@@ -180,7 +183,7 @@ def test_an_agent_that_does_not_answer_has_cleared_nothing(
         "m": _agent(cleanup=[], orphans=["/dev/shm/x"]),
     }
     monkeypatch.setattr(actors, "detached", lambda actor, name, node, options: known[node])
-    agents = NodeAgents(SPEC, AgentOptions(), 60.0)
+    agents = NodeAgents(SPEC, AgentOptions(), 60.0, "supervisor")
 
     async def body() -> list[str]:
         for node in known:

@@ -21,7 +21,7 @@ from rayhive.cluster.node.process_group import records
 from rayhive.cluster.node.processes import started
 from rayhive.cluster.replicate.peer_actor import (
     Exited,
-    PeerActor,
+    HostedPeer,
     PeerProcess,
     PeerStart,
     StreamItem,
@@ -31,7 +31,7 @@ from rayhive.events import DHTReady, PeerReady, Round
 from rayhive.spec.commands import Shutdown, Start, Train
 from tests.integration.cluster_harness import FAKE_FORKSERVER, replicate
 
-Body = Callable[[PeerProcess, PeerActor], Coroutine[Any, Any, None]]
+Body = Callable[[PeerProcess, HostedPeer], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def with_peer(folder: Path, body: Body, **settings: Any) -> None:
 
     async def run() -> None:
         keeper = ForkserverManager(folder, FAKE_FORKSERVER)
-        actor = PeerActor("peer-0")
+        actor = HostedPeer("peer-0")
         try:
             forkserver = await keeper.ensure()
             own = folder / "p0"
@@ -65,7 +65,7 @@ def with_peer(folder: Path, body: Body, **settings: Any) -> None:
     asyncio.run(run())
 
 
-async def until(actor: PeerActor, kind: type[StreamItem], taken: int = 0) -> list[Any]:
+async def until(actor: HostedPeer, kind: type[StreamItem], taken: int = 0) -> list[Any]:
     """Return items up to the first of this type."""
     found: list[Any] = []
     while not any(isinstance(item, kind) for item in found):
@@ -76,7 +76,7 @@ async def until(actor: PeerActor, kind: type[StreamItem], taken: int = 0) -> lis
 
 
 def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
-    async def body(process: PeerProcess, actor: PeerActor) -> None:
+    async def body(process: PeerProcess, actor: HostedPeer) -> None:
         assert await actor.next_items(0, 0.05) == []
         assert await actor.command(Start(), "1")
         first = await until(actor, PeerReady)
@@ -94,7 +94,7 @@ def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
 
 
 def test_a_death_is_reported_with_its_signal(folder: Path) -> None:
-    async def body(process: PeerProcess, actor: PeerActor) -> None:
+    async def body(process: PeerProcess, actor: HostedPeer) -> None:
         await actor.kill()
         assert (await until(actor, Exited))[-1].exit_code == -signal.SIGKILL
 
@@ -106,7 +106,7 @@ def test_a_death_is_reported_without_an_exit_code_while_forks_hold_the_line(
 ) -> None:
     monkeypatch.setenv("FAKE_FORKSERVER_IS_SILENT", "1")
 
-    async def body(process: PeerProcess, actor: PeerActor) -> None:
+    async def body(process: PeerProcess, actor: HostedPeer) -> None:
         await actor.command(Start(), "4")
         taken = len(await until(actor, PeerReady))
         os.kill(process.pid, signal.SIGKILL)  # the peer alone: its fork lives on
@@ -153,7 +153,7 @@ def test_a_peer_cannot_start_without_its_forkserver(folder: Path) -> None:
         with pytest.raises(PeerError, match="did not start peer-0"):
             spec = replicate(folder).peer_spec(0)
             order = PeerStart(spec, str(folder / "none"), "log", str(own), gpus=False)
-            await PeerActor("peer-0").start(order)
+            await HostedPeer("peer-0").start(order)
 
     asyncio.run(run())
 
@@ -171,7 +171,7 @@ def test_a_forkserver_that_ends_during_a_start_is_named_as_the_reason(folder: Pa
             spec = replicate(folder).peer_spec(0)
             order = PeerStart(spec, place, "log", str(own), gpus=False)
             with pytest.raises(PeerError, match=r"did not start peer-0.*it ended before"):
-                await PeerActor("peer-0").start(order)
+                await HostedPeer("peer-0").start(order)
 
     asyncio.run(run())
 

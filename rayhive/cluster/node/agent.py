@@ -80,6 +80,7 @@ class NodeAgent:
         self._forkserver = ForkserverManager(self._directory, options.forkserver_command)
         self._runs, self._link, self._notices = Runs(), NodeLink(), NoticeWatch()
         self._toolbox = Toolbox(self._runs, self._link)
+        self._supervisors: dict[str, str] = {}
         self._used = time.monotonic()
         self._retiring = False
         self._ended = asyncio.Event()
@@ -102,13 +103,14 @@ class NodeAgent:
         """Answer, which shows that the node is there."""
 
     async def prepare(
-        self, run_id: str, peers: Sequence[str], sources: Sources = ()
+        self, run_id: str, peers: Sequence[str], supervisor: str, sources: Sources = ()
     ) -> PreparedNode:
         """Prepare for peers of a replicate on this node.
 
         Args:
-            run_id: The replicate; its supervisor has the same name.
+            run_id: The replicate.
             peers: Names of the peers that will run on this node.
+            supervisor: Name of its supervisor.
             sources: Notice sources to watch from now on.
 
         Raises:
@@ -123,6 +125,7 @@ class NodeAgent:
         self._retiring = False
         self._used = time.monotonic()
         self._notices.add(sources)
+        self._supervisors[run_id] = supervisor
         if run_id not in self._runs:
             # A short name, as the path of a unix socket has at most 107 bytes.
             self._runs[run_id] = Path(tempfile.mkdtemp(prefix="r", dir=self._directory))
@@ -184,6 +187,7 @@ class NodeAgent:
         crash_point("node_clearing")
         await self._toolbox.release(run_id)
         folder = self._runs.remove(run_id)
+        self._supervisors.pop(run_id, None)
         self._used = time.monotonic()
         if folder is None:
             return []
@@ -221,7 +225,8 @@ class NodeAgent:
 
     async def _drop_orphaned_runs(self) -> None:
         for run_id in list(self._runs):
-            if await asyncio.to_thread(actors.find, run_id) is None:  # the supervisor died
+            # one that lives clears up after its replicates, or exits
+            if await asyncio.to_thread(actors.find, self._supervisors.get(run_id, "")) is None:
                 await self.cleanup(run_id)
 
     async def _end(self) -> None:

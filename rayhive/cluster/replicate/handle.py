@@ -1,4 +1,4 @@
-"""The driver's side of a running replicate: start, find, wait, stop."""
+"""The driver's side of a running replicate: wait, stop, release."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from typing import Any, cast
 import ray
 from ray import exceptions
 
-from rayhive.cluster import actors
 from rayhive.cluster.actors import RETRY_EVERY
-from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate.peer_table import Outcome, ReplicateStatus, State
-from rayhive.cluster.replicate.supervisor import TrialSupervisor
-from rayhive.errors import ClusterError, NoAnswerError, RayhiveError, SupervisorError
+from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
 from rayhive.events import ReplicateFinished, of_kind, read_events
 from rayhive.spec.replicate import ReplicateSpec
 
 _ANSWER_TIMEOUT = 10.0
-_FIND_TIMEOUT = 15.0
 _POLL = 20.0
-_NO_ANSWER = (exceptions.GetTimeoutError, exceptions.ActorUnavailableError)
+#: Errors of Ray for an actor that may live.
+NO_ANSWER = (exceptions.GetTimeoutError, exceptions.ActorUnavailableError)
+_LEFT = "its supervisor has left it"
 
 
 class ReplicateHandle:
@@ -35,7 +33,7 @@ class ReplicateHandle:
         broken: Returns a description of a failure of the whole cluster; None if there is none.
 
     Attributes:
-        run_id: Name of the supervisor.
+        run_id: Name of the replicate.
     """
 
     def __init__(
@@ -59,14 +57,15 @@ class ReplicateHandle:
         while self._outcome is None:
             left, gone = max(0.0, min(_POLL, deadline - time.monotonic())), None
             try:
-                self._outcome = ray.get(
-                    self._actor.outcome.remote(left), timeout=left + _ANSWER_TIMEOUT
+                known, self._outcome = ray.get(
+                    self._actor.outcome.remote(self.run_id, left), timeout=left + _ANSWER_TIMEOUT
                 )
+                gone = None if known else _LEFT
             except exceptions.GetTimeoutError:
                 pass  # the supervisor is busy; Ray reports one that died
             except exceptions.ActorUnavailableError:
                 if self._reason is not None:  # the request to stop may not have arrived
-                    self._actor.stop.remote(self._reason)
+                    self._actor.stop.remote(self.run_id, self._reason)
                 time.sleep(min(RETRY_EVERY, left))
             except exceptions.RayActorError as error:
                 gone = str(error).splitlines()[0]
@@ -87,11 +86,14 @@ class ReplicateHandle:
             ClusterError: The supervisor is gone.
         """
         try:
-            answer: ReplicateStatus = ray.get(self._actor.status.remote(), timeout=_ANSWER_TIMEOUT)
-        except _NO_ANSWER as error:
+            status = self._actor.status.remote(self.run_id)
+            answer: ReplicateStatus | None = ray.get(status, timeout=_ANSWER_TIMEOUT)
+        except NO_ANSWER as error:
             raise NoAnswerError(f"{self.run_id} does not answer: {error}") from error
         except exceptions.RayActorError as error:
             raise ClusterError(f"{self.run_id} is gone: {error}") from error
+        if answer is None:
+            raise ClusterError(f"{self.run_id} is gone: {_LEFT}")
         return answer
 
     def stop(self, reason: str) -> None:
@@ -102,11 +104,14 @@ class ReplicateHandle:
         """
         self._reason = self._reason or reason
         if self._outcome is None:
-            self._actor.stop.remote(self._reason)
+            self._actor.stop.remote(self.run_id, self._reason)
 
     def release(self) -> None:
-        """Let the supervisor exit once its outcome is on disk. May be called again."""
-        self._actor.release.remote()
+        """Let the supervisor forget the replicate once its outcome is on disk.
+
+        May be called again.
+        """
+        self._actor.release.remote(self.run_id)
 
 
 def still_running(handles: Iterable[ReplicateHandle], timeout: float) -> list[ReplicateHandle]:
@@ -126,73 +131,3 @@ def settle(folder: Path, reason: str) -> Outcome:
         for end in of_kind(read_events(folder / "events.jsonl"), ReplicateFinished):
             return Outcome(cast(State, end.state), str(end.stop_reason))
     return Outcome("lost", f"the supervisor died: {reason}")
-
-
-def start(
-    spec: ReplicateSpec, agent_options: AgentOptions, broken: Callable[[], str | None]
-) -> ReplicateHandle:
-    """Start the supervisor of a replicate, or find the living one of the same name.
-
-    Args:
-        spec: The replicate.
-        agent_options: Settings of an agent that has to be created.
-        broken: See :class:`ReplicateHandle`.
-
-    Raises:
-        SupervisorError: The supervisor does not start in time; it is ended.
-    """
-    # The supervisor writes the events to the driver's disk.
-    node = ray.get_runtime_context().get_node_id()
-    given = spec.model_dump(mode="json", by_alias=True)
-    actor = actors.detached(TrialSupervisor, spec.run_id, node, given, agent_options)
-    answer = first_answer(actor, spec.run_id, spec.timeouts.supervisor)
-    return ReplicateHandle(ReplicateSpec.model_validate(answer), actor, broken)
-
-
-def first_answer(actor: Any, run_id: str, patience: float) -> Any:
-    """Return the stored spec of a new supervisor; end the actor if it does not answer in time.
-
-    Args:
-        actor: The supervisor.
-        run_id: Its name.
-        patience: Longest wait [s].
-
-    Raises:
-        SupervisorError: The supervisor does not start.
-    """
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            return ray.get(actor.describe.remote(), timeout=max(0.0, deadline - time.monotonic()))
-        except _NO_ANSWER as error:
-            if time.monotonic() >= deadline:
-                ray.kill(actor)
-                text = (
-                    f"the supervisor of {run_id} did not start within {patience:g} s "
-                    "(timeouts.supervisor)"
-                )
-                raise SupervisorError(text) from error
-            time.sleep(RETRY_EVERY)
-        except exceptions.RayError as error:
-            text = f"the supervisor of {run_id} does not start: {str(error).strip()}"
-            raise SupervisorError(text) from error
-
-
-def find(run_id: str, broken: Callable[[], str | None]) -> ReplicateHandle | None:
-    """Return the replicate of a living supervisor; None if there is none.
-
-    Args:
-        run_id: Name of the supervisor.
-        broken: See :class:`ReplicateHandle`.
-
-    Raises:
-        NoAnswerError: The supervisor lives and does not answer.
-    """
-    try:
-        actor: Any = ray.get_actor(run_id, namespace=actors.NAMESPACE)
-        spec: Any = ray.get(actor.describe.remote(), timeout=_FIND_TIMEOUT)
-    except _NO_ANSWER as error:
-        raise NoAnswerError(f"{run_id} does not answer: {error}") from error
-    except (ValueError, exceptions.RayActorError, exceptions.ActorUnschedulableError):
-        return None
-    return ReplicateHandle(ReplicateSpec.model_validate(spec), actor, broken)

@@ -20,6 +20,7 @@ from rayhive.cluster.replicate.fault_target import SwarmTarget
 from rayhive.cluster.replicate.meeting import Meeting, open_meeting
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.cluster.replicate.node_agents import NodeAgents
+from rayhive.cluster.replicate.peer_pool import PeerPool
 from rayhive.cluster.replicate.peer_table import Outcome, PeerTable, ReplicateStatus
 from rayhive.cluster.replicate.preemptions import Preemptions
 from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
@@ -52,13 +53,16 @@ class Replicate:
     Args:
         spec: The replicate.
         agent_options: Settings of an agent that has to be created.
+        pool: Idle actors for its peers, and for those of the next replicate.
 
     Attributes:
         outcome: The outcome; None until it is on disk.
+        left_nothing: Whether it has ended in order, and nothing of it remains anywhere.
     """
 
-    def __init__(self, spec: ReplicateSpec, agent_options: AgentOptions) -> None:
+    def __init__(self, spec: ReplicateSpec, agent_options: AgentOptions, pool: PeerPool) -> None:
         self.outcome: Outcome | None = None
+        self.left_nothing = False
         self._spec, self._timeouts = spec, spec.timeouts
         self._phase = "placing"
         self._created = time.monotonic()
@@ -69,24 +73,23 @@ class Replicate:
         self._waiter = Waiter()
         self._log = ReplicateLog(spec, self._waiter.changed)
         self._reservation = Reservation(spec)
-        self._agents = NodeAgents(spec, agent_options, spec.timeouts.unreachable)
+        here, patience = ray.get_runtime_context(), spec.timeouts.unreachable
+        self._agents = NodeAgents(spec, agent_options, patience, here.get_actor_name() or "")
         self._peer_table = PeerTable.of(spec)
         self._early_stop = EarlyStopWatch(spec, self._peer_table.training, self._waiter.stop)
+        self._metrics = ReplicateMetrics(spec)
         self._recorder = Recorder(
-            self._log,
-            self._peer_table,
-            self._waiter.changed,
-            self._early_stop,
-            ReplicateMetrics(spec),
+            self._log, self._peer_table, self._waiter.changed, self._early_stop, self._metrics
         )
-        home = ray.get_runtime_context().get_node_id()
+        home = here.get_node_id()
         self._swarm = Swarm(
             spec,
             self._reservation,
             self._agents,
             self._recorder.receive,
-            spec.timeouts.unreachable,
-            home=home,
+            patience,
+            home,
+            pool,
         )
         self._preemptions = Preemptions(
             spec.preemption,
@@ -120,8 +123,11 @@ class Replicate:
             )
             self._log.sync()
             crash_point("outcome_found")
+        in_order = False
         try:
-            self._check_invariants(await self._shut_down(outcome))
+            left = await self._shut_down(outcome)
+            self._check_invariants(left)
+            in_order = not left
         except Exception:
             self._log.note_failure()
         if outcome.state == "lost":
@@ -136,6 +142,8 @@ class Replicate:
         self._phase = "finished"
         broken = self._log.error
         self.outcome = outcome if broken is None else Outcome("lost", broken)
+        self.left_nothing = in_order and self.outcome.state != "lost"
+        self._metrics.end()
 
     def stop(self, reason: str) -> None:
         """Ask for an early end."""
@@ -156,10 +164,9 @@ class Replicate:
 
     def _tell_neighbours(self) -> None:
         """Tell the replicates on the same nodes, which cannot know, that this one is there."""
-        for run_id in self._reservation.neighbours():
-            supervisor = actors.find(run_id)
-            if supervisor is not None:
-                supervisor.beside.remote(self._spec.run_id)
+        if neighbours := self._reservation.neighbours():
+            for supervisor in actors.supervisors():
+                supervisor.beside.remote(neighbours, self._spec.run_id)
 
     # -- startup -------------------------------------------------------------------------------
 

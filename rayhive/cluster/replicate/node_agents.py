@@ -48,13 +48,17 @@ class NodeAgents:
         spec: The replicate.
         options: Settings of an agent that has to be created.
         patience: Time that an actor may be unavailable before it counts as lost [s].
+        supervisor: Name of the replicate's supervisor. Agents clear up after one that died.
 
     Attributes:
         on_agent: Called with each node that was prepared.
     """
 
-    def __init__(self, spec: ReplicateSpec, options: AgentOptions, patience: float) -> None:
+    def __init__(
+        self, spec: ReplicateSpec, options: AgentOptions, patience: float, supervisor: str
+    ) -> None:
         self._spec, self._options, self._patience = spec, options, patience
+        self._supervisor = supervisor
         self._agents: dict[str, Any] = {}
         self.on_agent: Callable[[str], None] = lambda node: None
 
@@ -73,7 +77,7 @@ class NodeAgents:
     async def _prepare(self, node: str, peers: Sequence[str]) -> PreparedNode:
         name = actors.agent_name(self._spec.study, node)
         agent = await asyncio.to_thread(actors.detached, NodeAgent, name, node, self._options)
-        given = self._spec.run_id, list(peers), self._spec.preemption.sources
+        given = self._spec.run_id, list(peers), self._supervisor, self._spec.preemption.sources
         answer: PreparedNode = await repeated(partial(agent.prepare.remote, *given), self._patience)
         self._agents[node] = agent
         self.on_agent(node)

@@ -1,4 +1,4 @@
-"""The Ray actor that hosts one peer process.
+"""The Ray actor that hosts a peer process.
 
 hivemind does not run in this process: it forks, needs the main thread and shares locks across its
 forks. That would hide a death from Ray and block the actor's calls. The actor holds one end of a
@@ -13,11 +13,11 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from rayhive import events
 from rayhive.cluster import actors
@@ -36,6 +36,9 @@ _LINE_LIMIT = 2**26
 _SPAWN_TIMEOUT = 20.0
 #: Time that the forkserver has to report the exit code of a dead peer [s].
 _EXIT_CODE_TIMEOUT = 1.0
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ def log_of(folder: str | Path, name: str) -> Path:
     return Path(folder) / "logs" / f"{name}.log"
 
 
-class PeerActor:
-    """Host of one peer process: starts it, relays commands and events, kills its process group.
+class HostedPeer:
+    """One peer process: starts it, relays commands and events, kills its process group.
 
     Args:
         name: The peer's name, for example ``peer-0``.
@@ -245,9 +248,74 @@ class PeerActor:
         if self._writer is not None:
             self._writer.close()
 
+
+class PeerActor:
+    """The actor: hosts a peer, and after its end the next one. Nothing of a peer is kept.
+
+    Args:
+        key: Key of the first peer, unique among all peers.
+        name: Its name.
+    """
+
+    def __init__(self, key: str, name: str) -> None:
+        self._key, self._peer = key, HostedPeer(name)
+
+    async def open(self, key: str, name: str) -> None:
+        """Host another peer from now on.
+
+        Args:
+            key: Key of the peer; a repeated call has the same one.
+            name: Name of the peer.
+        """
+        if key != self._key:
+            self._key, self._peer = key, HostedPeer(name)
+
+    async def call(self, key: str, method: str, *args: Any) -> Any:
+        """Call a method of the hosted peer.
+
+        Args:
+            key: Key of the peer. A late call for an earlier one must not reach this one.
+            method: Name of the method.
+            args: Its arguments.
+
+        Raises:
+            PeerError: The actor does not host the peer any more.
+        """
+        if key != self._key:
+            raise PeerError(f"{key} is not here: this actor hosts {self._key}")
+        step: Callable[..., Awaitable[Any]] = getattr(self._peer, method)
+        return await step(*args)
+
     async def leave(self) -> None:
         """End the actor."""
         actors.leave()
+
+
+@dataclass(frozen=True)
+class PeerAt:
+    """A peer on its actor, as its supervisor calls it.
+
+    Attributes:
+        actor: The actor.
+        key: Key of the peer.
+        node: Ray's id of the node.
+        reusable: Whether the actor may host a peer of the next replicate.
+    """
+
+    actor: Any
+    key: str
+    node: str
+    reusable: bool
+
+    def call(
+        self,
+        method: Callable[Concatenate[HostedPeer, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Awaitable[T]:
+        """Call a method of :class:`HostedPeer`."""
+        answer: Awaitable[T] = self.actor.call.remote(self.key, method.__name__, *args, **kwargs)
+        return answer
 
 
 async def _death_of(pid: int) -> None:

@@ -10,7 +10,7 @@ from ray import util
 from ray.util import scheduling_strategies as strategies
 from ray.util.placement_group import PlacementGroup
 
-from rayhive.cluster.actors import supervisor_pattern
+from rayhive.cluster.actors import RUN_IDS
 from rayhive.cluster.capacity import grows
 from rayhive.cluster.node import raylets
 from rayhive.cluster.node.raylets import rooms
@@ -180,15 +180,15 @@ class Reservation:
     def actor_options(self, peer: int, node: str) -> dict[str, Any]:
         """Return Ray's options for the actor of a peer.
 
-        On the peer's own node it takes its bundle. On another node it takes no cores, as none were
-        reserved there.
+        Ray gives GPUs to the actor of a bundle. Without them the bundle only keeps the cores, and
+        the actor, which needs none, can outlive it. On another node no cores were reserved.
 
         Args:
             peer: Number of the peer.
             node: Ray's id of the node that the actor is placed on.
         """
         bundle = self.bundles[peer]
-        if self._group is not None and node == self.nodes[peer]:
+        if bundle.gpus and self._group is not None and node == self.nodes[peer]:
             inside = strategies.PlacementGroupSchedulingStrategy(
                 placement_group=self._group, placement_group_bundle_index=peer
             )
@@ -212,9 +212,8 @@ def _usable() -> list[Room]:
 
 def _groups() -> Iterator[Mapping[str, Any]]:
     """Yield Ray's entries about the room of replicates, of all sweeps on the cluster."""
-    name = supervisor_pattern(None)
     for entry in util.placement_group_table().values():
-        if entry["state"] != "REMOVED" and name.fullmatch(str(entry["name"])):
+        if entry["state"] != "REMOVED" and RUN_IDS.fullmatch(str(entry["name"])):
             yield entry
 
 

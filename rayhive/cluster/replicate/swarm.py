@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from rayhive.cluster.actors import RETRY_EVERY, repeated
 from rayhive.cluster.node import raylets
 from rayhive.cluster.node.agent import PreparedNode
 from rayhive.cluster.replicate import peer_actor
 from rayhive.cluster.replicate.node_agents import ANSWER_TIMEOUT, CALL_NUMBERS, NodeAgents, gather
-from rayhive.cluster.replicate.peer_actor import PeerActor, PeerProcess, PeerStart, Started
+from rayhive.cluster.replicate.peer_actor import (
+    HostedPeer,
+    PeerActor,
+    PeerAt,
+    PeerStart,
+    Started,
+)
+from rayhive.cluster.replicate.peer_pool import PeerPool, end
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.testbed.config import DATA_ADDRESS_LABEL
 from rayhive.spec.commands import Command
@@ -28,31 +36,34 @@ _POLL_S = 20.0
 
 #: Receives the name of a peer and one item of its stream, the last of type ``Exited``.
 Listener: TypeAlias = Callable[[str, peer_actor.StreamItem], Awaitable[None]]
+#: Asks an actor for the items of its peer.
+Ask: TypeAlias = Callable[[int, float], Awaitable[list[peer_actor.StreamItem]]]
 
 
-def create_actor(name: str, options: Mapping[str, Any]) -> Any:
-    """Create the actor of a peer.
+def create_actor(options: Mapping[str, Any], key: str, name: str) -> Any:
+    """Create an actor for a peer.
 
     Args:
-        name: Name of the peer.
         options: Ray's options for the actor.
+        key: Key of the peer.
+        name: Name of the peer.
     """
-    return ray.remote(PeerActor).options(**options, max_restarts=0).remote(name)
+    return ray.remote(PeerActor).options(**options, max_restarts=0).remote(key, name)
 
 
-async def relay(name: str, actor: Any, listener: Listener, patience: float) -> None:
+async def relay(name: str, ask: Ask, listener: Listener, patience: float) -> None:
     """Pass the items of a peer on until its last one.
 
     Args:
         name: The peer.
-        actor: Its actor.
+        ask: Returns its items after a number, see :meth:`HostedPeer.next_items`.
         listener: Receives the items.
         patience: Time that the actor may be unavailable before it counts as lost [s].
     """
     taken, unavailable_since = 0, 0.0
     while True:
         try:
-            items: list[peer_actor.StreamItem] = await actor.next_items.remote(taken, _POLL_S)
+            items = await ask(taken, _POLL_S)
         except ActorUnavailableError:
             # The actor may come back; it keeps its items until their arrival is confirmed.
             unavailable_since = unavailable_since or time.monotonic()
@@ -82,6 +93,7 @@ class Swarm:
         listener: Receives every item of the peers' streams.
         patience: Time that an actor may be unavailable before it counts as lost [s].
         home: Ray's id of the supervisor's node.
+        pool: Idle actors for the peers that start together, and for those of the next replicate.
     """
 
     def __init__(
@@ -92,13 +104,15 @@ class Swarm:
         listener: Listener,
         patience: float,
         home: str,
+        pool: PeerPool,
     ) -> None:
         self._spec, self._reservation, self._agents = spec, reservation, agents
         self._listener, self._patience, self._home = listener, patience, home
+        self._pool = pool
         self._specs: list[PeerSpec] = [spec.peer_spec(i) for i in range(spec.swarm.peers)]
         self._nodes: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
-        self._actors: dict[str, Any] = {}
+        self._peers: dict[str, PeerAt] = {}
         self._relays: list[asyncio.Task[None]] = []
 
     @property
@@ -125,7 +139,11 @@ class Swarm:
             PeerError: A process did not start.
         """
         for peer in self._specs:
-            self._host(peer, self.reserved_node(peer.peer))
+            self._nodes[peer.name] = self.reserved_node(peer.peer)
+        warm = await gather([self._host_warm(peer) for peer in self._specs])
+        await self._pool.close()  # those of nodes that this replicate does not use
+        for peer in itertools.compress(self._specs, (not found for found in warm)):
+            self._host(peer, self._nodes[peer.name])
         by_node: dict[str, list[str]] = {}
         for name in self.names:
             by_node.setdefault(self._nodes[name], []).append(name)
@@ -147,16 +165,37 @@ class Swarm:
             PeerError: Its process did not start.
         """
         self._nodes[peer.name] = node  # may be asked for before the process runs
-        before = [name for name in self._actors if name.partition(".")[0] == peer.replica]
-        for name in before:  # it holds the room
-            await self._close(self._actors.pop(name))
+        before = [name for name in self._peers if name.partition(".")[0] == peer.replica]
+        for name in before:  # it may hold a device
+            await self._end(self._peers.pop(name))
         self._host(peer, node)
         await self._begin(peer, await self._agents.prepare(node, [peer.name]), started)
 
+    async def _host_warm(self, peer: PeerSpec) -> bool:
+        """Host a peer on an idle actor of its node; return whether there is one."""
+        node = self._nodes[peer.name]
+        if self._reservation.bundles[peer.peer].gpus:
+            return False  # Ray gives devices to the actor of a bundle
+        key = self._key(peer)
+        actor = await self._pool.take(node, lambda actor: actor.open.remote(key, peer.name))
+        if actor is not None:
+            self._peers[peer.name] = PeerAt(actor, key, node, reusable=True)
+        return actor is not None
+
     def _host(self, peer: PeerSpec, node: str) -> None:
+        """Host a peer on a new actor. A peer that starts later always gets one.
+
+        The time until such a peer trains is measured, and must not depend on the replicate before.
+        """
         options = self._reservation.actor_options(peer.peer, node)
+        reusable = not (peer.joins or self._reservation.bundles[peer.peer].gpus)
         self._nodes[peer.name] = node
-        self._actors[peer.name] = create_actor(peer.name, options)
+        key = self._key(peer)
+        actor = create_actor(options, key, peer.name)
+        self._peers[peer.name] = PeerAt(actor, key, node, reusable)
+
+    def _key(self, peer: PeerSpec) -> str:
+        return f"{self._spec.run_id}/{peer.name}"
 
     async def _begin(self, peer: PeerSpec, ready: PreparedNode, started: Started) -> None:
         node, gpus = self._nodes[peer.name], self._reservation.bundles[peer.peer].gpus
@@ -169,10 +208,14 @@ class Swarm:
         own_log = str(peer_actor.log_of(self._spec.folder, peer.name))
         log = own_log if node == self._home else ready.logs[peer.name]
         given = PeerStart(own, ready.forkserver, log, ready.temporary[peer.name], bool(gpus))
-        actor = self._actors[peer.name]
-        process: PeerProcess = await repeated(partial(actor.start.remote, given), self._patience)
+        at = self._peers[peer.name]
+        process = await repeated(partial(at.call, HostedPeer.start, given), self._patience)
         started(peer, node, process)
-        stream = relay(peer.name, actor, self._listener, self._patience)
+
+        def ask(after: int, timeout: float) -> Awaitable[list[peer_actor.StreamItem]]:
+            return at.call(HostedPeer.next_items, after, timeout)
+
+        stream = relay(peer.name, ask, self._listener, self._patience)
         self._relays.append(asyncio.create_task(stream))
 
     def _address(self, node: str) -> str:
@@ -194,8 +237,8 @@ class Swarm:
         """Send a command to peers. Dead ones are skipped: their death is an event."""
         key = f"{command.do}-{next(CALL_NUMBERS)}"
 
-        actors = [self._actors[name] for name in who if name in self._actors]
-        calls = [partial(actor.command.remote, command, key) for actor in actors]
+        peers = [self._peers[name] for name in who if name in self._peers]
+        calls = [partial(at.call, HostedPeer.command, command, key) for at in peers]
         await asyncio.gather(*(self._attempt(call) for call in calls))
 
     @staticmethod
@@ -206,15 +249,23 @@ class Swarm:
 
     async def kill(self, who: Sequence[str]) -> None:
         """Kill the process groups of peers."""
-        calls = [self._actors[name].kill.remote for name in who if name in self._actors]
+        peers = [self._peers[name] for name in who if name in self._peers]
+        calls = [partial(at.call, HostedPeer.kill) for at in peers]
         await asyncio.gather(*(self._attempt(call) for call in calls))
 
     @staticmethod
-    async def _close(actor: Any) -> None:
-        with contextlib.suppress(RayActorError, asyncio.TimeoutError):
-            await asyncio.wait_for(actor.close.remote(), _CLOSE_TIMEOUT)
-            await asyncio.wait_for(actor.leave.remote(), _CLOSE_TIMEOUT)
-        ray.kill(actor)
+    async def _close(at: PeerAt) -> bool:
+        """Kill what remains of a peer; return whether its actor has done so."""
+        try:
+            await asyncio.wait_for(at.call(HostedPeer.close), _CLOSE_TIMEOUT)
+        except (RayError, asyncio.TimeoutError):
+            return False
+        return True
+
+    async def _end(self, at: PeerAt) -> None:
+        """End a peer and its actor."""
+        await self._close(at)
+        await end(at.actor)
 
     async def silent_nodes(self, peers: Sequence[str]) -> dict[str, str]:
         """Return the nodes of these peers that do not answer, each with the reason."""
@@ -222,12 +273,15 @@ class Swarm:
         return await self._agents.silent_nodes(at)
 
     async def clear(self) -> list[str]:
-        """End all actors, fetch logs from other nodes, clean up every node, free the room.
+        """End all peers, fetch logs from other nodes, clean up every node, free the room.
+
+        The actors wait for the next replicate if nothing remains of this one.
 
         Returns:
             A text for each thing that remains on a node.
         """
-        await asyncio.gather(*(self._close(actor) for actor in self._actors.values()))
+        peers = list(self._peers.values())
+        closed = await asyncio.gather(*(self._close(at) for at in peers))
         for task in self._relays:
             task.cancel()
         for name, node in self._nodes.items():
@@ -237,5 +291,13 @@ class Swarm:
                     if text is not None:
                         peer_actor.log_of(self._spec.folder, name).write_bytes(text)
         left = await self._agents.clean()
+        keep = [
+            answers and at.reusable and not left for answers, at in zip(closed, peers, strict=True)
+        ]
+        await asyncio.gather(
+            *(end(at.actor) for at, kept in zip(peers, keep, strict=True) if not kept)
+        )
+        for at in itertools.compress(peers, keep):
+            self._pool.give(at.node, at.actor)
         await self._reservation.release()
         return left
