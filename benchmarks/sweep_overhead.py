@@ -10,6 +10,8 @@ warm processes, is printed apart. A job lasts from its submission to the end of 
 the same study with one replicate. In both, training is the time from the release of the barrier to
 the last peer's end of training, as the events on disk state it.
 
+A second table says where the seconds of a further replicate of a sweep go, phase by phase.
+
 Sweeps and jobs take turns. The Ray head for the jobs runs only during their turns, and its start is
 not counted.
 """
@@ -65,23 +67,48 @@ def study(replicates: int) -> str:
     )
 
 
-def spans(run: Path) -> list[tuple[float, float, float]]:
-    """Return start, training and end of each replicate [s], the times as Unix time, in order.
+#: Phases of a replicate in their order, each up to the end that :func:`spans` finds for it.
+PHASES = (
+    "driver, from the end of the replicate before",
+    "placing, and start of the peers' processes",
+    "their DHT",
+    "module, data and optimizer, up to the barrier",
+    "training",
+    "end of the peers, clean-up",
+)
+
+
+def spans(run: Path) -> list[list[float]]:
+    """Return the Unix times of each replicate's start and of the ends of its phases [s], in order.
 
     Raises:
         RuntimeError: A replicate did not complete.
     """
-    from rayhive.events import BarrierReleased, PeerFinished, read_events
+    from rayhive.events import BarrierReleased, DHTReady, PeerFinished, PeerSpawned, read_events
 
     found = []
     for log in run.glob("trials/*/*/events.jsonl"):
         events = list(read_events(log))
         if events[-1].get("state") != "completed":
             raise RuntimeError(f"{log} did not complete: {events[-1]}")
-        (released,) = (event.t for event in events if isinstance(event, BarrierReleased))
-        finished = max(event.t for event in events if isinstance(event, PeerFinished))
-        found.append((events[0].t, finished - released, events[-1].t))
+        times = [events[0].t]
+        for kind in (PeerSpawned, DHTReady, BarrierReleased, PeerFinished):
+            times.append(max(event.t for event in events if isinstance(event, kind)))
+        found.append([*times, events[-1].t])
     return sorted(found)
+
+
+def training(times: Sequence[float]) -> float:
+    """Return the training of a replicate [s] from its times."""
+    return times[4] - times[3]
+
+
+def further_phases(found: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the duration of each of :data:`PHASES` [s] of every replicate but the first."""
+    return [
+        [after - before for before, after in itertools.pairwise([earlier[-1], *times])]
+        for earlier, times in itertools.pairwise(found)
+    ]
 
 
 def run_command(command: Sequence[str], environment: dict[str, str], log: Path) -> float:
@@ -102,10 +129,10 @@ def run_command(command: Sequence[str], environment: dict[str, str], log: Path) 
     return time.monotonic() - began
 
 
-def sweep_turn(folder: Path, replicates: int) -> tuple[float, list[float]]:
-    """Run a sweep; return its first and its further costs besides training [s].
+def sweep_turn(folder: Path, replicates: int) -> tuple[float, list[list[float]]]:
+    """Run a sweep; return the cost of the first replicate besides its training [s].
 
-    The first one counts from the start of the command.
+    It counts from the start of the command. The phases of the further ones are returned as well.
     """
     file = folder / "study.yaml"
     file.write_text(study(replicates))
@@ -113,9 +140,12 @@ def sweep_turn(folder: Path, replicates: int) -> tuple[float, list[float]]:
     began = time.time()
     run_command([*command, "--address", "local"], {}, folder / "sweep.log")
     found = spans(folder / "run")
-    first = found[0][2] - began - found[0][1]
-    pairs = itertools.pairwise(found)
-    return first, [after[2] - before[2] - after[1] for before, after in pairs]
+    return found[0][-1] - began - training(found[0]), further_phases(found)
+
+
+def cost(phases: Sequence[float]) -> float:
+    """Return the cost of a replicate besides its training [s]."""
+    return sum(phases) - phases[PHASES.index("training")]
 
 
 def job_turn(folder: Path, web: str, environment: dict[str, str]) -> float:
@@ -125,8 +155,8 @@ def job_turn(folder: Path, web: str, environment: dict[str, str]) -> float:
     command = [*RAY, "job", "submit", "--address", web, "--working-dir", str(ROOT), "--"]
     command += [sys.executable, "experiments/sweep.py", str(file), "--out", str(folder / "run")]
     seconds = run_command(command, environment, folder / "job.log")
-    ((_, training, _),) = spans(folder / "run")
-    return seconds - training
+    (times,) = spans(folder / "run")
+    return seconds - training(times)
 
 
 @contextlib.contextmanager
@@ -187,7 +217,7 @@ def main() -> None:
     print(conditions(), flush=True)
     print("| turn | sweep: first [s] | sweep: each further [s] | fresh job each [s] |")
     print("|--:|--:|---|---|", flush=True)
-    sweeps: list[float] = []
+    phases: list[list[float]] = []
     jobs: list[float] = []
     base = Path(tempfile.mkdtemp(prefix="rh-overhead-", dir="/tmp"))
     try:
@@ -195,19 +225,25 @@ def main() -> None:
             places = [base / f"{turn}-{index}" for index in range(arguments.jobs + 1)]
             for place in (*places, base / f"{turn}"):
                 place.mkdir()
-            first, further = sweep_turn(places[0], arguments.replicates)
+            first, found = sweep_turn(places[0], arguments.replicates)
             with head(base / f"{turn}") as (web, environment):
                 costs = [job_turn(place, web, environment) for place in places[1:]]
-            sweeps += further
+            phases += found
             jobs += costs
-            cells = [" ".join(f"{value:.1f}" for value in found) for found in (further, costs)]
+            columns = map(cost, found), costs
+            cells = [" ".join(f"{value:.1f}" for value in column) for column in columns]
             print(f"| {turn + 1} | {first:.1f} | {' | '.join(cells)} |", flush=True)
     finally:
         shutil.rmtree(base, ignore_errors=True)
+    print(f"\n| phase of a further replicate of a sweep | median of {len(phases)} [s] |\n|---|--:|")
+    for name, values in zip(PHASES, zip(*phases, strict=True), strict=True):
+        print(f"| {name} | {np.median(values):.2f} |")
+    print(flush=True)
+    sweeps = [cost(each) for each in phases]
     text = "a replicate of a sweep besides its training, 2 peers, median"
-    cost = Claim(text, *median_interval(sweeps), "s", BOUND_S, at_least=False)
+    bound = Claim(text, *median_interval(sweeps), "s", BOUND_S, at_least=False)
     text = "a fresh ray job for each replicate over a sweep, besides training"
-    print_claims(cost, Claim(text, *ratio(jobs, sweeps), "x", BOUND_RATIO, at_least=True))
+    print_claims(bound, Claim(text, *ratio(jobs, sweeps), "x", BOUND_RATIO, at_least=True))
 
 
 if __name__ == "__main__":
