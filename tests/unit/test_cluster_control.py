@@ -14,9 +14,10 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from rayhive.cluster import actors, control
 from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate.handle import ReplicateHandle
 from rayhive.cluster.replicate.peer_table import ReplicateStatus
-from rayhive.cluster.replicate.supervisors import give
+from rayhive.cluster.replicate.supervisors import give, start
 from rayhive.errors import ClusterError, NoAnswerError
 from rayhive.spec import SwarmConfig, Timeouts
 from rayhive.spec.replicate import ReplicateSpec
@@ -156,6 +157,67 @@ def test_a_request_to_stop_that_may_not_have_arrived_is_repeated(
     assert handle.wait(0.01) is None and asked.count("stop") == 0
     handle.stop("enough")
     assert handle.wait(0.01) is None and asked.count("stop") > 1
+
+
+class _Cluster:
+    """Supervisors by their names: what each has, or the error of a call to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, has: dict[str, Any]) -> None:
+        self.has, self.calls = has, list[tuple[str, str]]()
+        here = SimpleNamespace(get_node_id=lambda: "n0de")
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
+        monkeypatch.setattr(actors, "code_version", lambda: "c0de")
+        monkeypatch.setattr(actors, "live", lambda pattern: sorted(self.has))
+        monkeypatch.setattr(actors, "detached", self.create)
+        monkeypatch.setattr(ray, "get_actor", lambda name, namespace: self.actor(name))
+        monkeypatch.setattr(ray, "get", self.get)
+
+    def create(self, kind: type, name: str, node: str, *arguments: Any) -> Any:
+        self.has["new"] = None
+        return self.actor("new")
+
+    def actor(self, name: str) -> Any:
+        def called(method: str) -> Any:
+            return SimpleNamespace(remote=lambda *arguments: self.call(name, method))
+
+        return SimpleNamespace(**{each: called(each) for each in ("describe", "take", "outcome")})
+
+    def call(self, name: str, method: str) -> tuple[str, str]:
+        self.calls.append((name, method))
+        return name, method
+
+    def get(self, call: tuple[str, str], timeout: float) -> Any:
+        name, method = call
+        if isinstance(self.has[name], Exception):
+            raise self.has[name]
+        return self.has[name] if method == "describe" else True
+
+
+def test_a_replicate_is_given_to_an_idle_supervisor_of_the_same_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = SPEC.model_copy(update={"trial": 1}).model_dump(mode="json", by_alias=True)
+    has = {f"{NAME}-busy": other, f"{NAME}-silent": SILENT[0], f"{NAME}-dead": ActorDiedError()}
+    dead = f"{NAME}-dead"  # may have died after it was asked
+    has |= {"supervisor:study:0ld:n0de:1": None, "supervisor:another:c0de:n0de:1": None}
+    cluster = _Cluster(monkeypatch, {**has, f"{NAME}-idle": None})
+    assert start(SPEC, AgentOptions(), lambda: None).spec == SPEC
+    assert [name for name, method in cluster.calls if method == "take"] == [dead, f"{NAME}-idle"]
+    assert "new" not in cluster.has
+
+    cluster = _Cluster(monkeypatch, has)
+    start(SPEC, AgentOptions(), lambda: None)
+    assert [name for name, method in cluster.calls if method == "take"] == [dead, "new"]
+
+
+def test_a_replicate_of_the_same_name_is_found_and_not_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere = SPEC.model_copy(update={"folder": "/elsewhere"})
+    given = elsewhere.model_dump(mode="json", by_alias=True)
+    cluster = _Cluster(monkeypatch, {"supervisor:study:0ld:n0de:1": given, NAME: None})
+    assert start(SPEC, AgentOptions(), lambda: None).spec == elsewhere
+    assert {method for _, method in cluster.calls} == {"describe"}
 
 
 class _Handle:

@@ -23,7 +23,7 @@ from rayhive.cluster.replicate.supervisor import TrialSupervisor
 from rayhive.errors import NoAnswerError, SupervisorError
 from rayhive.spec.replicate import ReplicateSpec
 
-_FIND_TIMEOUT = 15.0
+_FIND_TIMEOUT, _LOOK_TIMEOUT = 15.0, 3.0
 
 
 def start(
@@ -43,10 +43,10 @@ def start(
     node = ray.get_runtime_context().get_node_id()
     prefix = actors.supervisor_prefix(spec.study, node)
     given = spec.model_dump(mode="json", by_alias=True)
-    names = _asked(spec.run_id)
-    if (there := _with(spec.run_id, names)) is not None:
+    there, idle = _look(spec.run_id)
+    if there is not None:
         return ReplicateHandle(there.spec, there.actor, broken)
-    for name in (name for name in names if name.startswith(prefix)):
+    for name in (name for name in idle if name.startswith(prefix)):
         actor = actors.find(name)
         if actor is not None and _takes(actor, spec, given):
             break
@@ -56,9 +56,10 @@ def start(
         if not give(actor, given, spec.run_id, spec.timeouts.supervisor):
             raise SupervisorError(f"the supervisor of {spec.run_id} left before it began")
     # a sweep of the same name may have begun at the same time
-    others = [other for other in _asked(spec.run_id) if other != name]
-    if (there := _with(spec.run_id, others)) is not None:
+    there, _ = _look(spec.run_id, apart_from=name)
+    if there is not None:
         actor.stop.remote(spec.run_id, "another sweep has this name")
+        actor.release.remote(spec.run_id)
         return ReplicateHandle(there.spec, there.actor, broken)
     return ReplicateHandle(spec, actor, broken)
 
@@ -169,17 +170,30 @@ class _Held(NamedTuple):
     actor: Any
 
 
-def _with(run_id: str, names: list[str]) -> _Held | None:
-    """Return the replicate of this name if one of these supervisors answers that it has it."""
-    for name in names:
+def _look(run_id: str, apart_from: str | None = None) -> tuple[_Held | None, list[str]]:
+    """Ask the supervisors of the study of a replicate, without those that do not answer soon.
+
+    Args:
+        run_id: Name of the replicate.
+        apart_from: A supervisor that is not asked.
+
+    Returns:
+        The replicate of this name if one of them has it, and the names of the idle ones.
+    """
+    idle = []
+    for name in _asked(run_id):
+        if name == apart_from:
+            continue
         with contextlib.suppress(NoAnswerError):
-            held = _held(name, run_id)
-            if held is not None and held.spec.run_id == run_id:
-                return held
-    return None
+            held = _held(name, run_id, _LOOK_TIMEOUT)
+            if held is None:
+                idle.append(name)
+            elif held.spec.run_id == run_id:
+                return held, idle
+    return None, idle
 
 
-def _held(name: str, run_id: str) -> _Held | None:
+def _held(name: str, run_id: str, timeout: float = _FIND_TIMEOUT) -> _Held | None:
     """Return the replicate that a supervisor has; None if it has none or is dead.
 
     Raises:
@@ -187,7 +201,7 @@ def _held(name: str, run_id: str) -> _Held | None:
     """
     try:
         actor: Any = ray.get_actor(name, namespace=actors.NAMESPACE)
-        held: Any = ray.get(actor.describe.remote(), timeout=_FIND_TIMEOUT)
+        held: Any = ray.get(actor.describe.remote(), timeout=timeout)
     except NO_ANSWER as error:
         raise NoAnswerError(f"{run_id} does not answer: {error}") from error
     except (ValueError, exceptions.RayActorError, exceptions.ActorUnschedulableError):
