@@ -126,10 +126,18 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     yield from _clock_note(rows)
     violated = [row for row in rows if row["invariants_violated"]]
     if violated:
-        yield f"In {count_text(len(violated), 'row')} an invariant was violated."
+        text = f"In {count_text(len(violated), 'row')} an invariant was violated"
+        yield f"{text}: {_named(violated)}."
     wrong = [row for row in rows if row["payload_matches"] is False]
     if wrong:
         yield f"In {count_text(len(wrong), 'row')} the payload differs from the exact prediction."
+
+
+def _named(rows: Sequence[Row], most: int = 3) -> str:
+    """Return the names of the first rows, and how many there are besides."""
+    names = [f"{row['configuration']} with scenario {row['scenario']}" for row in rows[:most]]
+    more = [f"{len(rows) - most} more"] if len(rows) > most else []
+    return "; ".join([*names, *more])
 
 
 def _pruned_notes(results: Results, rows: Sequence[Row]) -> Iterator[str]:

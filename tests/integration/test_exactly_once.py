@@ -217,6 +217,14 @@ def running_replicate(folder: Path, kind: str) -> bool:
     return log.exists() and any(event.kind == kind for event in read_events(log))
 
 
+def kill_head(place: Path) -> None:
+    """Kill the control process and the raylet of the head."""
+    for pid in users_of(place):
+        process = psutil.Process(pid)
+        if process.name() in ("gcs_server", "raylet"):
+            process.kill()
+
+
 @pytest.mark.parametrize("kind", ["replicate_started", "round"])
 def test_a_head_that_is_killed_ends_the_driver_and_the_next_cluster_goes_on(
     place: Path, tmp_path: Path, kind: str
@@ -228,10 +236,7 @@ def test_a_head_that_is_killed_ends_the_driver_and_the_next_cluster_goes_on(
         driver(*sweep(head.address, folder, 1, 3, **settings), **head.environment) as first,
     ):
         eventually(lambda: running_replicate(folder, kind), 200.0)
-        for pid in users_of(place):
-            process = psutil.Process(pid)
-            if process.name() in ("gcs_server", "raylet"):
-                process.kill()
+        kill_head(place)
         out, code = finish(first)
         assert code != 0, out
     with ray_head(place, port=port) as head:
@@ -299,6 +304,28 @@ def _kill_one(target: str, place: Path, draw: random.Random, running: Driver) ->
                 return True
         time.sleep(0.02)
     return False
+
+
+def test_heads_killed_at_random_instants(place: Path, tmp_path: Path) -> None:
+    """Each head has a new cluster; every other one takes the driver along, as a lost machine."""
+    draw, folder, port = random.Random(19), tmp_path / "run", free_port()
+    for instant in range(INSTANTS):
+        with ray_head(place, port=port) as head:
+            arguments = sweep(head.address, folder, 3, 3, rounds=40)
+            with driver(*arguments, **head.environment) as lost:
+                lost.line("connected")
+                time.sleep(draw.uniform(0.0, 8.0))  # the instant is the point of the test
+                kill_head(place)
+                if instant % 2:
+                    os.kill(lost.process.pid, signal.SIGKILL)
+                finish(lost)
+    with ray_head(place, port=port) as head:
+        arguments = sweep(head.address, folder, 3, 3, rounds=40)
+        with driver(*arguments, **head.environment) as last:
+            out, code = finish(last)
+        assert code == 0, out
+        check_once(folder, 3, 3)
+        eventually(lambda: left_on(head) == [], 60.0)
 
 
 def test_a_worker_node_that_is_killed_again_and_again(place: Path, tmp_path: Path) -> None:

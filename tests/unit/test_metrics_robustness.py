@@ -206,9 +206,9 @@ def test_censored_times_and_violated_invariants_have_notes(tmp_path: Path) -> No
     run = write_run(tmp_path / "run", [calm(), story])  # type: ignore[list-item]
     text = wide_text(run, console_width=1000)
     assert "Of 1 fault the detection, recovery or rejoin was not seen before the end (cens" in text
-    assert "In 1 row an invariant was violated." in text
+    assert "In 1 row an invariant was violated: none with scenario story." in text
     assert "censored)" not in wide_text(calm_run, console_width=1000)
-    assert "was violated." not in wide_text(calm_run, console_width=1000)
+    assert "was violated" not in wide_text(calm_run, console_width=1000)
 
 
 def test_a_run_without_faults_has_no_groups_of_faults(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from rayhive.report.page.conditions import faults_text
+from rayhive.report.page.run_data import read_run
 from rayhive.report.page.svg import Scale
+from rayhive.report.page.table import page_table
 from rayhive.report.page.write import report_html, write_report
 from rayhive.report.results import Results, load_results
 from rayhive.spec import Configuration
@@ -30,9 +32,9 @@ SECTIONS = (
 )  # fmt: skip
 
 
-def sweep(run: Path, **fields: Any) -> Path:
+def sweep(run: Path, baselines: tuple[str, ...] = (), **fields: Any) -> Path:
     """Write a sweep of four configurations and two seeds; later ones are slower."""
-    logs = []
+    logs = [Log(make_spec(trial=None, baseline=name, **fields)) for name in baselines]
     for trial, codec in enumerate(CODECS):
         threshold = 1024 if codec == "size_adaptive" else None
         for seed in (0, 1):
@@ -114,6 +116,21 @@ def test_the_importance_names_the_axis_that_differs(swept: Page) -> None:
     words = swept.words("importance")
     assert "codec" in words and "give a hint only" in words
     assert "With one value only:" in words and "powersgd_rank" in words
+
+
+def test_the_objectives_are_the_first_numbers_of_the_table(tmp_path: Path) -> None:
+    run = sweep(tmp_path / "run")
+    table = page_table(read_run(run, load_results(run)))
+    names = [each.column.name for each in table.columns]
+    assert names[table.keys : table.keys + 2] == ["samples_to_target", "time_to_target_s"]
+    values = [row.cells[table.keys].value for row in table.rows]
+    assert values == [str(row["samples_to_target"]) for row in load_results(run).folded]
+
+
+def test_baselines_have_no_part_in_the_importance(swept: Page, tmp_path: Path) -> None:
+    # a baseline has no value of any axis, which is no value of its own
+    beside = page_of(sweep(tmp_path / "run", baselines=("single", "ddp")))
+    assert beside.words("importance") == swept.words("importance")
 
 
 def test_the_provenance_has_commands_and_the_study(swept: Page) -> None:

@@ -72,7 +72,8 @@ def importances(run: RunData) -> list[Importance]:
 
 def _of_group(run: RunData, rows: Sequence[Row]) -> Importance:
     where = run.condition_text(rows[0])
-    known = [row for row in rows if row["n"] and objectives_known(row, run.results.objectives)]
+    swarms = [row for row in rows if row["n"] and row["baseline"] is None]
+    known = [row for row in swarms if objectives_known(row, run.results.objectives)]
     names = [axis.name for axis in AXES]
     differing = [name for name in names if len({row.get(name) for row in known}) > 1]
     constant = tuple(name for name in names if name not in differing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayhive.columns import Column, Row
@@ -97,20 +98,28 @@ def page_table(run: RunData) -> PageTable:
     wanted |= {name for name in COUNTS if any(row.get(name) for row in rows)}
     if any(row["scenario"] != NO_FAULTS for row in rows):
         wanted |= {*FIRST_OF_FAULTS}
+    order = _objectives_first([column.name for column in model.columns], model.keys, run)
     columns = tuple(
         PageColumn(column, n < model.keys or column.name in wanted, column.folded_type != "text")
-        for n, column in enumerate(model.columns)
+        for n, column in ((at, model.columns[at]) for at in order)
     )
     marks = {id(each.row): each.mark for each in run.recommendations if len(each.candidates) > 1}
     lines = []
     for row, cells in zip(rows, model.rows, strict=True):
         found = []
-        for each, cell in zip(columns, cells, strict=True):
+        for each, cell in zip(columns, (cells[at] for at in order), strict=True):
             value = row.get(each.column.name)
             text = empty_text(row, each.column) if cell.text == EMPTY else cell.text
             found.append(PageCell(text, "" if value is None else _sorted_by(value), cell.best))
         lines.append(PageRow(tuple(found), bool(row["pareto"]), marks.get(id(row), "")))
     return PageTable(model.title, columns, model.keys, tuple(lines), model.notes)
+
+
+def _objectives_first(names: Sequence[str], keys: int, run: RunData) -> list[int]:
+    """Return the order of the columns: those that identify a row, the objectives, the others."""
+    ranks = {name: rank for rank, name in enumerate(run.results.objectives)}
+    rest = sorted(range(keys, len(names)), key=lambda at: ranks.get(names[at], len(ranks)))
+    return [*range(keys), *rest]
 
 
 def empty_text(row: Row, column: Column) -> str:

@@ -163,7 +163,7 @@ def robust_choices(run: RunData) -> list[RobustChoice]:
             text = f"never more than {regret}{unit} from the best {name}"
             if best["regret"] == 0:
                 text = f"the best mean {name} under each scenario"
-            text += f" {among}; at worst {worst}{unit}"
+            text += f" {among}; {worst}{unit} with its worst scenario (interval over all scenarios)"
             where = run.condition_text(best, without=("scenario",))
             found.append(RobustChoice(where, str(best["configuration"]), text))
     return found
