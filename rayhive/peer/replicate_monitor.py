@@ -121,6 +121,7 @@ class ReplicateMonitor:
             )
         )
         self.channel.wait_for(Train)
+        self._preemption.take_signals()  # before the event: who reads it may send one at once
         tracker = optimizer.tracker
         if self.spec.joins:
             # without it, a fast peer trains alone until it hears of the swarm, which is lost work
@@ -132,7 +133,6 @@ class ReplicateMonitor:
             )
         self.channel.emit(events.TrainingStarted(round=optimizer.local_epoch))
         self.clock.start()
-        self._preemption.take_signals()
 
     def begin_batch(self) -> None:
         """Note the start of a batch."""
