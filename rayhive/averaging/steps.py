@@ -13,7 +13,6 @@ from typing import Any
 
 from hivemind.averaging.control import StepControl
 from hivemind.dht import DHT, DHTNode
-from hivemind.utils import MPFuture
 
 #: Longest waits at shutdown, for steps to end and for the DHT to have read all messages [s];
 #: hivemind terminates an averager that takes longer than 5 s.
@@ -73,10 +72,14 @@ class RunningSteps:
             del self._steps[task]
 
     def cancel(self) -> None:
-        """Ask all steps to end; the trainer's side answers, which ends a search for a group."""
+        """Cancel all steps, which ends their searches for a group.
+
+        The trainer's side would pass the cancellation on, but nothing is read from its pipe during
+        a shutdown. A search that goes on sends messages to the DHT until the process ends.
+        """
         for step in self._steps.values():
             with contextlib.suppress(Exception):
-                MPFuture.cancel(step)
+                step.cancel()
 
     async def end(self) -> None:
         """Wait until all steps have ended; cancel tasks that take too long."""

@@ -14,6 +14,7 @@ import pytest
 
 from rayhive.averaging import step_requests
 from rayhive.averaging.step_requests import StepRequests
+from rayhive.averaging.steps import RunningSteps
 
 WAIT_S = 60.0
 
@@ -74,9 +75,22 @@ class Averager:
             step.set_result(given)
 
 
+class Leaving(Averager):
+    """Process that takes one step, reads no more requests, and cancels it, as at a shutdown."""
+
+    async def _serve(self, pipe: Any) -> None:
+        loop, steps = asyncio.get_running_loop(), RunningSteps()
+        _, arguments, _ = await loop.run_in_executor(None, pipe.recv)
+        with self.requests.taken(*arguments) as (step, _), steps.running(step):
+            step.attach(loop.create_future(), loop.create_future())
+            steps.cancel()
+            await asyncio.wait_for(step.wait_for_cancel(), WAIT_S)
+            assert step.cancelled()
+
+
 @contextmanager
-def running() -> Iterator[StepRequests]:
-    averager = Averager()
+def running(make: type[Averager] = Averager) -> Iterator[StepRequests]:
+    averager = make()
     averager.start()
     yield averager.requests
     averager.end()
@@ -103,6 +117,14 @@ def test_a_cancelled_step_ends_on_both_sides() -> None:
     with running() as requests:  # its end waits for all steps
         step = request(requests, b"")
         assert step.cancel()
+        with pytest.raises(CancelledError):
+            step.result(WAIT_S)
+
+
+def test_an_averager_that_ends_cancels_its_steps_by_itself() -> None:
+    """Its search for a group would go on otherwise, and crash the DHT with a late message."""
+    with running(Leaving) as requests:
+        step = request(requests, b"")
         with pytest.raises(CancelledError):
             step.result(WAIT_S)
 
