@@ -131,6 +131,20 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         self.local_times_accumulated = 1
 
     @torch.no_grad()
+    def set_accumulated(self, values: Iterable[torch.Tensor], samples: int) -> None:
+        """Set what this peer contributes to the next round, in place of accumulated gradients.
+
+        Args:
+            values: Mean over the samples, one tensor for each parameter.
+            samples: Number of the samples, which is the weight of this peer.
+        """
+        self._cleared = False
+        for accumulator, value in zip(self._local_accumulators, values, strict=True):
+            accumulator.copy_(value)
+        self._anchor_batch_size = self.local_samples_accumulated = samples
+        self.local_times_accumulated = 1
+
+    @torch.no_grad()
     def load_accumulators_into_averager_(self) -> None:
         """Set the averaged tensors to the mean over samples of the accumulated gradients."""
         accumulators, scale = accumulated(self)

@@ -108,12 +108,15 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         lossy: Whether averaging leaves a difference between replicas, because of its codec.
         on_serving: Called with the tensors of the state for a joining peer; returns the tensors to
             send. None sends them unchanged.
+        on_parameters: Called with the parameters of an offloaded optimizer when they have changed.
+            None copies them to the module.
     """
 
     wire_name = "TrainingStateAverager"
     step_executor: Executor
     opt_keys_for_averaging: tuple[str, ...]
     on_serving: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
+    on_parameters: Callable[[Sequence[torch.Tensor]], None] | None = None
 
     #: The round that the tensors still belong to while a later one has begun; else None.
     _round_left: int | None = None
@@ -221,6 +224,13 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         metadata = with_digest(metadata, tensors[:shared])
         served = tensors if self.on_serving is None else self.on_serving(tensors)
         return metadata, served, infos
+
+    def _apply_optimizer_parameters_(self) -> None:
+        if self.on_parameters is None:
+            super()._apply_optimizer_parameters_()
+            return
+        groups = self.optimizer.param_groups
+        self.on_parameters([parameter for group in groups for parameter in group["params"]])
 
     def settled_parameters(self) -> list[torch.Tensor] | None:
         """Return the parameters that the inner optimizer steps, in order.

@@ -11,7 +11,50 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.factory import takes_rules, with_our_averager
+from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import Problem
+from rayhive.membership.progress_tracker import LiveProgressTracker
+
+
+def make_tracker(
+    optimizer: hivemind.Optimizer, target_batch_size: int, /, **options: Any
+) -> LiveProgressTracker:
+    """Return a tracker of the swarm's progress that is not started yet.
+
+    Args:
+        optimizer: The optimizer.
+        target_batch_size: Samples of a round, over the swarm.
+        options: Further options of the tracker.
+    """
+    return LiveProgressTracker(
+        dht=optimizer.dht,
+        prefix=optimizer.run_id,
+        target_batch_size=target_batch_size,
+        client_mode=optimizer.client_mode,
+        start=False,  # its thread must not hold a lock during a fork
+        **options,
+    )
+
+
+def make_state_averager(
+    optimizer: hivemind.Optimizer, rules: Mapping[str, Any], /, **options: Any
+) -> RayhiveStateAverager:
+    """Return a running averager of the training state.
+
+    Args:
+        optimizer: The optimizer.
+        rules: ``outlier_filter`` and ``trusted_network``, among others.
+        options: Further options of the averager.
+    """
+    own: dict[str, Any] = {
+        "outlier_filter": rules["outlier_filter"],
+        "trusted_network": rules["trusted_network"],
+        "offload_optimizer": optimizer.offload_optimizer,
+        "custom_gradients": optimizer.offload_optimizer,
+        "status_loglevel": optimizer.status_loglevel,
+    }
+    shared = averager_options(optimizer, "state_averager")
+    return RayhiveStateAverager(**{**shared, **own, **options})
 
 
 def make_gradient_averager(

@@ -82,6 +82,7 @@ class GradientRound:
         measured: Further fields of its ``round`` event.
         own_gradients: Accumulated mean of this peer, for a round that fails.
         skipped: Whether the peer applies nothing in this round.
+        unused: Whether it is skipped because averaging failed, and not for what the peer sent.
         progress_known: Whether all live peers were in the complete group, so that each of them
             knows the progress of all.
     """
@@ -95,6 +96,7 @@ class GradientRound:
     measured: dict[str, Any] = field(default_factory=dict)
     own_gradients: OwnGradients = field(default_factory=lambda: OwnGradients([], 1.0))
     skipped: bool = False
+    unused: bool = False
     progress_known: bool = False
 
     def event(self, outcome: RoundOutcome) -> Round:
@@ -225,6 +227,8 @@ class GradientRounds:
                 aloud=not round_.progress_known,
             )
         if self.delayed and round_.skipped:
+            if round_.unused and self.peer.local_steps is not None:
+                self.peer.local_steps.keep()
             raise RuntimeError("this round is skipped: there are no gradients to apply")
 
     def _apply(self, round_: GradientRound, result: Any) -> None:
@@ -276,6 +280,7 @@ class GradientRounds:
         self.peer.reporter.emit(Fallback(round=round_.number, reason=reason, choice=choice))
         self._restore_own(round_)
         round_.measured["averaging_s"] = time.perf_counter() - round_.began
+        round_.unused = choice == "skip" and not refused
         self._end_with_own(round_, "local" if choice == "local" else "skipped")
 
     def _end_with_own(self, round_: GradientRound, outcome: RoundOutcome) -> None:

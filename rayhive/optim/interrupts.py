@@ -71,6 +71,17 @@ class DeferredInterrupts:
             signal.signal(signal.SIGINT, self._note)
             self._depth = depth
 
+    def during(self, function: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """Return a user's function, during which Ctrl-C acts at once; None if there is none."""
+        if function is None:
+            return None
+
+        def allowed() -> Any:
+            with self.allowed():
+                return function()
+
+        return allowed
+
     def _note(self, *_: Any) -> None:
         self._pending = True
         self._on_interrupt()

@@ -1,24 +1,8 @@
 """hivemind's optimizer with rounds that stay correct when averaging fails, and that are reported.
 
-Differences from :class:`hivemind.Optimizer`, all of them within a run of rayhive peers only:
-
-* A failed gradient round applies the peer's own accumulated gradient, or by option nothing.
-  hivemind resets its accumulators before the result is known and applies zeros.
-* Background parameter averaging ends before the next step. In hivemind a late result undoes steps.
-* A peer without company applies all of its accumulated gradients; hivemind applies its last batch.
-* Batches are weighted by their samples; hivemind divides their sum by their number.
-* A group averages gradients and parameters of one round. In hivemind, peers that average in the
-  background drift apart and mix their rounds.
-* A group forms when every live peer is in it, not when the matchmaking window ends.
-* A round waits for peers that still compute, up to a timeout, whatever the matchmaking window.
-* A peer that validates, saves or loads data steps out of the rounds and comes back at once.
-* A peer that joins or falls behind downloads the newest state. Its parameters do not count until
-  they are averaged.
-* Parameters are averaged in the next round after one that failed or was partial.
-* The death of an averager, the DHT or the network daemon is an error, not an endless wait.
-* ``averager_opts`` reaches both averagers, and no timeout depends on the matchmaking window.
-* Ctrl-C takes effect where no lock is held.
-* Every round is reported: the samples that entered it, its outcome and its times.
+Failed rounds, unequal batches, background work, groups, waiting, joining and the death of processes
+differ from :class:`hivemind.Optimizer`, within a run of rayhive peers only. ``docs/rounds.md`` has
+the list, with the tests that show it. Every round is reported: its samples, outcome and times.
 """
 
 from __future__ import annotations
@@ -39,6 +23,7 @@ from rayhive.membership.view import Member
 from rayhive.optim import factories
 from rayhive.optim.gradient_rounds import GradientRound, GradientRounds, OnFailure
 from rayhive.optim.interrupts import DeferredInterrupts
+from rayhive.optim.local_steps import InnerState, LocalSteps, LocalStepsRule
 from rayhive.optim.parameter_rounds import ParameterRounds, period_of
 from rayhive.optim.peer_state import EventReporter, OnEvent, PeerState
 from rayhive.optim.replica_check import ReplicaCheck
@@ -73,19 +58,29 @@ class RayhiveOptimizer(hivemind.Optimizer):
             :mod:`rayhive.averaging.error_feedback`.
         trusted_network: Send parts without encryption to peers that agree; both sides are
             authenticated all the same.
+        local_steps: Batches of the swarm (``target_batch_size`` samples each) in a round, in which
+            each peer steps ``optimizer`` after each batch of its own; a round then averages how far
+            it got (:mod:`rayhive.optim.local_steps`). None steps in rounds only.
+        outer_lr: Learning rate of the optimizer that applies this average; 0.7 if absent.
+        outer_momentum: Its Nesterov momentum; 0.9 if absent.
+        inner_state: Statistics of ``optimizer`` after a round: ``keep``, ``reset`` or ``average``;
+            ``keep`` if absent.
 
     Attributes:
         before_round: Called before a round's gradients are averaged, with its number and the
             averager.
+        local_steps: The peer's local parameters and inner optimizer; None without local steps.
 
     Raises:
-        ConfigError: A ``target_group_size`` was given; groups have no fixed size.
+        ConfigError: A ``target_group_size`` was given (groups have no fixed size), or settings of
+            local steps are not valid.
     """
 
     tracker: LiveProgressTracker
     state_averager: RayhiveStateAverager
     grad_averager: GradientAverager | None
     before_round: Callable[[int, GradientAverager], None] | None = None
+    local_steps: LocalSteps | None = None
 
     def __init__(
         self,
@@ -103,12 +98,19 @@ class RayhiveOptimizer(hivemind.Optimizer):
         error_feedback: bool = False,
         average_state_every: int | Literal["auto"] = "auto",
         trusted_network: bool = False,
+        local_steps: int | None = None,
+        outer_lr: float | None = None,
+        outer_momentum: float | None = None,
+        inner_state: InnerState | None = None,
         **kwargs: Any,
     ) -> None:
         if problems := list(
             factories.group_size_problems({**kwargs, "averager_opts": averager_opts})
         ):
             raise ConfigError(problems)
+        rule = LocalStepsRule.read(kwargs, local_steps, outer_lr, outer_momentum, inner_state)
+        if rule is not None:
+            inner, kwargs = rule.outer_arguments(**kwargs)
         self._rules: dict[str, Any] = {
             "outlier_filter": outlier_filter,
             "aggregation": aggregation,
@@ -131,6 +133,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
             average_state_every=self._period or 1,
             **kwargs,
         )
+        if rule is not None:
+            self.local_steps = LocalSteps.of(rule, inner, self)
         if not self.use_gradient_averaging:
             self.tracker.swarm.comes_first = "synchronised"
         self.tracker.start()
@@ -147,6 +151,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             reporter=EventReporter(on_event),
             averaging_timeout=averaging_timeout,
             round_timeout=averaging_timeout + straggler_timeout,
+            local_steps=self.local_steps,
         )
         self.tracker.view.sign_of = self._peer.sign_of
         self._state_sync = StateSync(self._peer, self.load_state_timeout, load_state_attempts)
@@ -169,27 +174,13 @@ class RayhiveOptimizer(hivemind.Optimizer):
             super().__del__()
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> LiveProgressTracker:
-        return LiveProgressTracker(
-            dht=self.dht,
-            prefix=self.run_id,
-            target_batch_size=target_batch_size,
-            client_mode=self.client_mode,
-            straggler_timeout=self._straggler_timeout,
-            start=False,  # its thread must not hold a lock during a fork
-            **kwargs,
-        )
+        options = {"straggler_timeout": self._straggler_timeout, **kwargs}
+        return factories.make_tracker(self, target_batch_size, **options)
 
     def _make_state_averager(self, **kwargs: Any) -> RayhiveStateAverager:
-        own: dict[str, Any] = {
-            "outlier_filter": self._rules["outlier_filter"],
-            "trusted_network": self._rules["trusted_network"],
-            "offload_optimizer": self.offload_optimizer,
-            "custom_gradients": self.offload_optimizer,
-            "status_loglevel": self.status_loglevel,
-            "all_statistics": self._period is None,
-        }
-        options = factories.averager_options(self, "state_averager")
-        return RayhiveStateAverager(**{**options, **own, **kwargs})
+        return factories.make_state_averager(
+            self, self._rules, all_statistics=self._period is None, **kwargs
+        )
 
     def _make_gradient_averager(
         self, factory: Callable[..., GradientAverager] | None, **kwargs: Any
@@ -208,6 +199,12 @@ class RayhiveOptimizer(hivemind.Optimizer):
     def processes(self) -> dict[str, int]:
         """The processes that this peer consists of: role -> pid."""
         return self._processes.pids
+
+    @property
+    def param_groups(self) -> Any:
+        """Parameter groups of the optimizer that steps the module's parameters."""
+        local = self.local_steps
+        return super().param_groups if local is None else local.inner.param_groups
 
     def _pass_on_members(
         self, kind: str, members: tuple[Member, ...], lost: frozenset[bytes]
@@ -256,20 +253,17 @@ class RayhiveOptimizer(hivemind.Optimizer):
             self._state_sync.return_from_break()
             self.tracker.take_part(True)
             try:
-                return super().step(self._interruptible(closure), batch_size, grad_scaler)
+                return super().step(self._interrupts.during(closure), batch_size, grad_scaler)
             finally:
                 self._watchdog.check()
 
-    def _interruptible(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
-        """Return ``closure``, during which Ctrl-C acts at once: it is the user's code."""
-        if closure is None:
-            return None
-
-        def allowed() -> Any:
-            with self._interrupts.allowed():
-                return closure()
-
-        return allowed
+    def _check_and_accumulate_gradients(self, batch_size: int, grad_scaler: Any) -> bool:
+        if self.local_steps is None:
+            return bool(super()._check_and_accumulate_gradients(batch_size, grad_scaler))
+        self.local_steps.step(batch_size)
+        samples = self.local_steps.averager.local_samples_accumulated
+        self.tracker.report_local_progress(self.local_epoch, samples)
+        return True
 
     def hand_over(self, grad_scaler: Any = None) -> None:
         """Run the next round at once with the present samples, because this peer leaves."""
@@ -300,8 +294,10 @@ class RayhiveOptimizer(hivemind.Optimizer):
                 self._advance(grad_scaler, None, None)
                 return
             ready = time.perf_counter()
-            if self.delay_optimizer_step:
+            if self.delay_optimizer_step or (self.delay_state_averaging and self.local_steps):
                 self._parameter_rounds.finish_background()
+            if self.local_steps is not None:
+                self.local_steps.take()
             began = time.perf_counter()
             round_ = self._gradient_rounds.open(
                 self.local_epoch + 1,
@@ -337,6 +333,10 @@ class RayhiveOptimizer(hivemind.Optimizer):
         next_round = self.local_epoch + 1
         skipped = round_ is not None and round_.skipped
         steps = not self.auxiliary and not self.use_local_updates and not skipped
+        if self.local_steps is not None:
+            if round_ is not None and round_.unused:
+                self.local_steps.keep()
+            self.local_steps.end_round(skipped)
         control = self._parameter_rounds.begin(next_round)
         before = time.perf_counter()
         averager.step(

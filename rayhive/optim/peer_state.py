@@ -17,6 +17,7 @@ from rayhive.events import AveragingReason, Event, Rejected
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.signs import SignsOfLife
 from rayhive.membership.view import Reunion
+from rayhive.optim.local_steps import LocalSteps
 from rayhive.optim.watchdog import ProcessWatchdog
 
 logger = get_logger(__name__)
@@ -198,6 +199,7 @@ class PeerState:
         round_timeout: Longest time from the start of a round to its result, without progress [s].
         consistency: Whether the peer's parameters count, and whether they need averaging.
         partitions: Groups of past rounds, and the partition that the peer was in.
+        local_steps: Its local parameters; None if it steps in rounds only.
     """
 
     tracker: LiveProgressTracker
@@ -209,6 +211,7 @@ class PeerState:
     round_timeout: float
     consistency: ParameterConsistency = field(default_factory=ParameterConsistency)
     partitions: PartitionHistory = field(default_factory=PartitionHistory)
+    local_steps: LocalSteps | None = None
 
     def moved(self) -> float:
         """Return the time at which bulk data of this peer moved last [s]."""

@@ -218,6 +218,8 @@ class StateSync:
         if self._peer.grad_averager is not None:
             if not keep_gradients:
                 self._peer.grad_averager.reset_accumulated_grads_()
+                if self._peer.local_steps is not None:
+                    self._peer.local_steps.drop()
             kept = self._peer.grad_averager.local_samples_accumulated
         self._peer.tracker.jump_to(newest, kept)
         self._peer.tracker.take_part(True)

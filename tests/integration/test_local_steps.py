@@ -1,0 +1,265 @@
+"""Local steps of real peers, against an oracle written from the equations of DiLoCo.
+
+The oracle is one process in float64, without torch. It computes every inner and outer step from
+algorithm 1 of arXiv:2311.08105, and takes from the peers only the course of events: how many inner
+steps each peer did in each round, and which rounds failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.swarm_helpers import call
+from tests.integration.toy import FAST, LOOPBACK, address_in, stay_in_rounds
+
+pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
+
+ROUNDS = 50
+#: Rounds of which the averaging fails for every peer.
+FAILING = (7, 8, 20, 33)
+INPUTS, OUTPUTS = 6, 3
+#: Samples of each batch of a peer; unequal ones.
+BATCHES = (16, 9, 5, 12)
+H, TARGET = 4, 32
+OUTER = {"outer_lr": 0.7, "outer_momentum": 0.9}
+#: AdamW, which the paper has as its inner optimizer.
+LR, BETAS, EPS, DECAY = 0.02, (0.9, 0.999), 1e-8, 0.1
+
+
+def batch(peer: int, number: int) -> tuple[Any, Any]:
+    """Return a batch of a peer: noisy values of a linear map, which differs between peers."""
+    rng = np.random.default_rng([peer, number])
+    inputs = rng.normal(size=(BATCHES[peer], INPUTS))
+    mapping = np.random.default_rng(99).normal(size=(INPUTS, OUTPUTS)) + 0.3 * peer
+    return inputs, inputs @ mapping + 0.1 * rng.normal(size=(BATCHES[peer], OUTPUTS))
+
+
+def start() -> list[Any]:
+    rng = np.random.default_rng(5)
+    return [rng.normal(size=(INPUTS, OUTPUTS)), rng.normal(size=OUTPUTS)]
+
+
+def values(tensors: Any) -> list[float]:
+    return [value for tensor in tensors for value in tensor.detach().flatten().tolist()]
+
+
+def digest(tensors: Any) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def train(
+    folder: str, peer: int, peers: int, rounds: int, failing: list[int], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Train in company; return inner steps of each round, events, and parameters after each."""
+    import hivemind
+    import torch
+
+    from rayhive.optim.optimizer import RayhiveOptimizer
+    from rayhive.spec.axes.delay import DELAY_FLAGS
+
+    stay_in_rounds()
+    flags = {"delay_state_averaging": False, **DELAY_FLAGS[options.pop("delay", "none")]}
+    place = Path(folder)
+    dht = hivemind.DHT(
+        start=True,
+        host_maddrs=LOOPBACK,
+        use_relay=False,
+        initial_peers=[] if peer == 0 else address_in(place),
+    )
+    if peer == 0:
+        import json
+
+        (place / "part").write_text(json.dumps([str(a) for a in dht.get_visible_maddrs()]))
+        (place / "part").rename(place / "address")
+    parameters = [torch.nn.Parameter(torch.tensor(v, dtype=torch.float32)) for v in start()]
+    inner = torch.optim.AdamW(parameters, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    events: list[tuple[str, dict[str, Any]]] = []
+    optimizer = RayhiveOptimizer(
+        dht=dht,
+        run_id="local",
+        target_batch_size=TARGET,
+        optimizer=inner,
+        local_steps=H,
+        on_event=lambda kind, fields: events.append((kind, fields)),
+        **{**FAST, "averaging_timeout": 60.0, **OUTER, **flags, **options},
+    )
+    assert optimizer.tracker.wait_for_peers(peers, 60)
+
+    def meet(where: str) -> None:
+        (place / f"{where}-{peer}").touch()
+        deadline = time.monotonic() + 120
+        while len(list(place.glob(f"{where}-*"))) < peers:
+            assert time.monotonic() < deadline, f"nobody came to {where}"
+            time.sleep(0.01)
+
+    averager = optimizer.grad_averager
+    schedule, begun = averager.schedule_step, [0]
+
+    def may_fail(*args: Any, **kwargs: Any) -> Any:
+        if begun[0] in failing:
+            meet(f"failure-of-{begun[0]}-")
+            raise RuntimeError("planned failure")
+        return schedule(*args, **kwargs)
+
+    averager.schedule_step = may_fail
+    optimizer.before_round = lambda number, _: begun.__setitem__(0, number)
+    meet("start")
+    averaged = optimizer.state_averager.optimizer
+    steps, trace, number = Counter[int](), [], 0
+    while optimizer.local_epoch < rounds:
+        round_ = optimizer.local_epoch + 1
+        inputs, wanted = (torch.tensor(a, dtype=torch.float32) for a in batch(peer, number))
+        for parameter in parameters:
+            parameter.grad = None
+        loss = ((inputs @ parameters[0] + parameters[1] - wanted) ** 2).mean()
+        loss.backward()
+        optimizer.step(batch_size=BATCHES[peer])
+        steps[round_] += 1
+        number += 1
+        if optimizer.local_epoch == round_:
+            outer = averaged.param_groups[0]["params"]
+            trace.append({"local": values(parameters), "outer": values(outer)})
+        elif optimizer.local_epoch > round_:
+            raise AssertionError("a round was missed")
+    while optimizer.state_averager.pending_updates:
+        optimizer.settle()
+    meet("end")
+    state = [s["momentum_buffer"] for s in averaged.state.values() if "momentum_buffer" in s]
+    result = {
+        "steps": [steps[n] for n in range(1, rounds + 1)],
+        "events": [
+            (kind, {n: f.get(n) for n in ("round", "outcome", "samples", "reason")})
+            for kind, f in events
+            if kind in ("round", "state_round", "state_loaded")
+        ],
+        "trace": trace,
+        "outer": digest([*averaged.param_groups[0]["params"], *state]),
+    }
+    optimizer.shutdown()
+    dht.shutdown()
+    return result
+
+
+class Inner:
+    """AdamW (Loshchilov and Hutter, 2019, algorithm 2) on the least-squares loss of a peer."""
+
+    def __init__(self, peer: int) -> None:
+        self.peer, self.number = peer, 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.t, self.m, self.v = 0, [0.0, 0.0], [0.0, 0.0]
+
+    def step(self, theta: list[Any]) -> list[Any]:
+        inputs, wanted = batch(self.peer, self.number)
+        error = 2 * (inputs @ theta[0] + theta[1] - wanted) / wanted.size
+        gradients = [inputs.T @ error, error.sum(axis=0)]
+        self.number, self.t = self.number + 1, self.t + 1
+        moved = []
+        for at, (value, g) in enumerate(zip(theta, gradients, strict=True)):
+            self.m[at] = BETAS[0] * self.m[at] + (1 - BETAS[0]) * g
+            self.v[at] = BETAS[1] * self.v[at] + (1 - BETAS[1]) * g * g
+            m, v = self.m[at] / (1 - BETAS[0] ** self.t), self.v[at] / (1 - BETAS[1] ** self.t)
+            moved.append(value - LR * DECAY * value - LR * m / (np.sqrt(v) + EPS))
+        return moved
+
+
+def oracle(logs: list[dict[str, Any]], on_failure: str, reset: bool) -> list[list[Any]]:
+    """Return the outer parameters of every peer after each round, from the paper's equations."""
+    everyone = range(len(logs))
+    inner = [Inner(peer) for peer in everyone]
+    outer = [start() for _ in everyone]
+    local = [start() for _ in everyone]
+    momentum = [[0.0, 0.0] for _ in everyone]
+    samples = [0 for _ in everyone]
+    averaged_in = {f["round"] for kind, f in logs[0]["events"] if kind == "state_round"}
+    found = []
+    for round_ in range(1, len(logs[0]["steps"]) + 1):
+        for i in everyone:
+            steps = logs[i]["steps"][round_ - 1]
+            samples[i] += steps * BATCHES[i]
+            for _ in range(steps):
+                local[i] = inner[i].step(local[i])  # lines 4 to 7
+        deltas = [[o - x for o, x in zip(outer[i], local[i], strict=True)] for i in everyone]
+        if round_ not in FAILING:  # line 10, by samples
+            share = [samples[i] / sum(samples) for i in everyone]
+            mean = [sum(share[i] * deltas[i][at] for i in everyone) for at in range(2)]
+            deltas = [mean for _ in everyone]
+        if round_ not in FAILING or on_failure == "local":
+            for i in everyone:  # line 11, Nesterov's momentum
+                mu, lr = OUTER["outer_momentum"], OUTER["outer_lr"]
+                momentum[i] = [mu * b + d for b, d in zip(momentum[i], deltas[i], strict=True)]
+                outer[i] = [
+                    o - lr * (d + mu * b)
+                    for o, d, b in zip(outer[i], deltas[i], momentum[i], strict=True)
+                ]
+                local[i], samples[i] = outer[i], 0
+        if round_ in averaged_in:
+            for state in (outer, momentum):
+                mean = [sum(state[i][at] for i in everyone) / len(logs) for at in range(2)]
+                state[:] = [mean for _ in everyone]
+            local = list(outer)
+        if reset:
+            for each in inner:
+                each.reset()
+        found.append([np.concatenate([np.ravel(v) for v in each]) for each in outer])
+    return found
+
+
+def together(folder: Path, peers: int, **arguments: Any) -> list[dict[str, Any]]:
+    children = [
+        call(train, folder=str(folder), peer=peer, peers=peers, **arguments)
+        for peer in range(peers)
+    ]
+    return [child.result(400) for child in children]
+
+
+@pytest.mark.parametrize(
+    ("peers", "on_failure", "inner_state"),
+    [
+        pytest.param(2, "local", "keep", id="2, local"),
+        pytest.param(4, "local", "reset", id="4, local, reset", marks=pytest.mark.slow),
+        pytest.param(2, "skip", "keep", id="2, skip", marks=pytest.mark.slow),
+        pytest.param(4, "skip", "keep", id="4, skip", marks=pytest.mark.slow),
+    ],
+)
+def test_updates_are_those_of_the_paper(
+    tmp_path: Path, peers: int, on_failure: str, inner_state: str
+) -> None:
+    options = {"on_failure": on_failure, "inner_state": inner_state}
+    logs = together(tmp_path, peers, rounds=ROUNDS, failing=list(FAILING), options=options)
+    failed = "local" if on_failure == "local" else "skipped"
+    for log in logs:
+        outcomes = {f["round"]: f["outcome"] for kind, f in log["events"] if kind == "round"}
+        wanted = {n: failed if n in FAILING else "averaged" for n in range(1, ROUNDS + 1)}
+        assert outcomes == wanted
+    assert len({tuple(log["steps"]) for log in logs}) > 1, "all peers did the same number of steps"
+    expected = oracle(logs, on_failure, inner_state == "reset")
+    for i, log in enumerate(logs):
+        for round_, (seen, wanted_outer) in enumerate(zip(log["trace"], expected, strict=True), 1):
+            scale = float(np.abs(wanted_outer[i]).max())
+            where = f"peer {i}, round {round_}"
+            np.testing.assert_allclose(
+                seen["outer"], wanted_outer[i], atol=2e-5 * scale, err_msg=where
+            )
+            if on_failure == "local" or round_ not in FAILING:
+                assert seen["local"] == seen["outer"], where
+    assert len({log["outer"] for log in logs}) == 1, "outer state differs between replicas"
+
+
+@pytest.mark.parametrize("delay", ["state", "gradients"])
+def test_outer_state_is_equal_to_the_bit_with_delays(tmp_path: Path, delay: str) -> None:
+    logs = together(tmp_path, 2, rounds=8, failing=[], options={"delay": delay})
+    for log in logs:
+        assert {f["outcome"] for kind, f in log["events"] if kind == "round"} == {"averaged"}
+    assert len({log["outer"] for log in logs}) == 1
