@@ -86,6 +86,9 @@ class MeasuredAllReduce(AllReduceRunner):
         **kwargs: Any,
     ) -> None:
         codec = NoCompression() if compression is None else compression
+        if shares is None and getattr(codec, "of_gradients", False):
+            name = type(codec).__name__
+            raise AllreduceException(f"a plain hivemind peer in the group cannot decode {name}")
         if tensor_infos is None:
             tensor_infos = [CompressionInfo.from_tensor(x, key=at) for at, x in enumerate(tensors)]
         cut: dict[str, Any] = {"tensors": tensors, "tensor_infos": tensor_infos}

@@ -21,6 +21,7 @@ from hivemind.compression import (
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import amap_in_executor
 
+from rayhive.compression.kernels.decoders import DECODERS
 from rayhive.membership.links.wire import Buffer
 
 T = TypeVar("T")
@@ -162,5 +163,8 @@ def decode(part: TensorFields) -> torch.Tensor:
         array = np.frombuffer(buffer, part.dtype)
         values = torch.from_numpy(array if array.flags.aligned else array.copy())
         return values.reshape(tuple(part.size)).requires_grad_(part.requires_grad)
+    decoder = DECODERS.get(part.compression)
+    if decoder is not None:
+        return decoder.extract(part)
     tensor: torch.Tensor = deserialize_torch_tensor(part)
     return tensor

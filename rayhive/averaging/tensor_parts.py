@@ -46,7 +46,7 @@ def _price(compression: CompressionBase, info: CompressionInfo, dtype: torch.dty
         probe = torch.linspace(-1, 1, elements).to(dtype)
         return len(compression.compress(probe, info).buffer)
 
-    return Price.of(size)
+    return Price.of(size, getattr(compression, "block", 1))
 
 
 def partition_of(container: TensorPartContainer) -> Partition:

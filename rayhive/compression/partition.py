@@ -21,7 +21,7 @@ from functools import lru_cache
 from rayhive.compression.shares import Shares, worthwhile
 
 #: Version of this partition; members of a group with another version cannot use it.
-PARTITION_VERSION = 2
+PARTITION_VERSION = 3
 #: Largest part [bytes].
 LARGEST_PART = 2**19
 #: Bytes that take as long as the fixed work of one part. A share of S bytes in parts of p bytes
@@ -49,17 +49,26 @@ GRAINS = PROBES[1] - PROBES[0]
 
 @dataclass(frozen=True)
 class Price:
-    """Encoded size of a segment: ``fixed + per_element · elements`` [grains]."""
+    """Encoded size of a segment: ``fixed + per_element · elements`` [grains].
+
+    Attributes:
+        fixed: Size of a segment besides its elements.
+        per_element: Size of an element; rounded up for blocks that do not divide a probe.
+        block: Elements of a codec's block, counted from the start of the tensor. No cut divides
+            a block, so that an encoding does not depend on the cuts.
+    """
 
     fixed: int
     per_element: int
+    block: int = 1
 
     @classmethod
-    def of(cls, size: Callable[[int], int]) -> Price:
+    def of(cls, size: Callable[[int], int], block: int = 1) -> Price:
         """Return the price from a function that gives the bytes of a segment of n elements."""
-        few, many = (size(elements) for elements in PROBES)
-        per_element = max(many - few, 1)
-        return cls(max(0, few * GRAINS - per_element * PROBES[0]), per_element)
+        probe = block * -(-PROBES[0] // block)
+        few, many = size(probe), size(2 * probe)
+        per_element = max(-(-(many - few) * GRAINS // probe), 1)
+        return cls(max(0, few * GRAINS - per_element * probe), per_element, block)
 
     def __call__(self, elements: int) -> int:
         """Return the size of a segment; nothing is sent for no elements."""
@@ -67,7 +76,8 @@ class Price:
 
     def elements(self, size: int) -> int:
         """Return the number of elements of the largest segment of at most this size."""
-        return max(0, (size - self.fixed) // self.per_element)
+        most = max(0, (size - self.fixed) // self.per_element)
+        return most - most % self.block
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,7 @@ class _Line:
         fixed = max((price.fixed for price in prices), default=0)
         self._least = min(largest, max(LEAST_PART * GRAINS, 8 * fixed))
         #: Elements of the longest segment of each tensor.
-        self._longest = [max(1, price.elements(largest)) for price in prices]
+        self._longest = [max(price.block, price.elements(largest)) for price in prices]
         self._rest = deque(Segment(at, 0, size) for at, size in enumerate(sizes) if size)
         self._left = sum(map(self._size, self._rest))
 
@@ -236,10 +246,12 @@ class _Line:
                 front = price.elements(room)
                 if part and price(front) * SLIVER < limit:
                     break
-                border = stretch.start + max(1, front)
-                rest[0] = Segment(stretch.tensor, border, stretch.stop)
+                border = min(stretch.start + max(price.block, front), stretch.stop)
+                rest.popleft()
+                if border < stretch.stop:
+                    rest.appendleft(Segment(stretch.tensor, border, stretch.stop))
+                    cost -= price.fixed  # the rest has a head of its own
                 stretch = Segment(stretch.tensor, stretch.start, border)
-                cost -= price.fixed  # the rest has a head of its own
                 size, room = price(len(stretch)), 0
             else:
                 rest.popleft()

@@ -199,7 +199,7 @@ def _phase_bytes(
     def size(segment: int, tensor: int) -> int:
         return codec.part_bytes(segment, tensor, threshold)
 
-    prices = tuple(Price.of(partial(size, tensor=tensor)) for tensor in elements)
+    prices = tuple(Price.of(partial(size, tensor=tensor), codec.block) for tensor in elements)
     parts = (part for reducer in partition(elements, prices, shares) for part in reducer)
     segments = (segment for part in parts for segment in part)
     return sum(size(len(each), elements[each.tensor]) for each in segments)

@@ -200,6 +200,9 @@ def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
         codec = options.get(name)
         if codec is not None and not isinstance(codec, CompressionBase):
             yield Problem(name, codec, "an instance of a codec, for example Float16Compression()")
+        elif name != "grad_compression" and getattr(codec, "of_gradients", False):
+            allowed = "a codec of 8 bits or more, for example Float16Compression()"
+            yield Problem(name, type(codec).__name__, allowed)
     yield from _check_rules(options)
     for name, keys in (("averager_opts", _AVERAGER_KEYS), ("tracker_opts", _TRACKER_KEYS)):
         for key in sorted(set(options.get(name) or ()) & set(keys)):

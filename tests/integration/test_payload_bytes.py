@@ -16,7 +16,8 @@ from tests.integration.averager_harness import SHAPES, run_scenario
 
 pytestmark = pytest.mark.swarm
 
-FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8")
+LOW = ("blockwise4", "blockwise2", "sign")
+FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", *LOW)
 CASES: list[dict[str, Any]] = [
     *({"codec": codec} for codec in FIXED),
     {"codec": "size_adaptive", "threshold": 500},

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
@@ -291,3 +292,9 @@ def test_results_survive_pickling() -> None:
     assert isinstance(copy, RoundResult)
     assert dict(copy) == dict(result) and vars(copy) == vars(result)
     assert copy.summary()["banned"] == ["b"]
+
+
+@pytest.mark.parametrize("codec", ["blockwise4", "blockwise2", "sign"])
+def test_hiveminds_partition_excludes_codecs_that_hivemind_cannot_decode(codec: str) -> None:
+    with pytest.raises(AllreduceException, match="plain hivemind peer"):
+        loopback(2, codec, shares=None)

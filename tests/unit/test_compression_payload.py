@@ -30,7 +30,8 @@ from rayhive.spec.axes.threshold import deciding_range
 from rayhive.sweep.space import SearchSpace
 from tests.unit.averaging_fakes import unstarted
 
-FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive")
+LOW = ("blockwise4", "blockwise2", "sign")
+FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive", *LOW)
 
 shapes_of_any_rank = st.lists(st.integers(1, 40), min_size=0, max_size=5).map(tuple)
 models = st.lists(

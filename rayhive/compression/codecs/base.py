@@ -26,13 +26,17 @@ class Codec:
         name: Name in the registry and in configurations.
         encoder: Class of the hivemind object that encodes, or another function that returns one, as
             ``package.module:name``; :meth:`build` imports it.
-        element_bits: Bits of one element; whole bytes.
+        element_bits: Bits of one element; whole bytes, unless a subclass says otherwise.
         overhead: Bytes of every part besides its elements.
         uses_threshold: Whether it treats tensors differently from a number of elements on.
         exact_size: Whether :meth:`part_bytes` holds for every content, not only on average.
         relative_error: Upper bound of L2 error over L2 norm on normally distributed parts; 0 if
             decoding restores every bit.
         requires: Import name of an optional dependency; None if it needs none.
+        block: Elements of a tensor that are encoded together; no cut of a tensor divides them.
+        of_gradients: Whether it is for gradients only: too coarse for parameters, and sent in a
+            wire type that hivemind does not have.
+        keeps: Whether every element is encoded; False if some of them decode to 0.
     """
 
     name: ClassVar[str]
@@ -43,6 +47,9 @@ class Codec:
     exact_size: ClassVar[bool] = True
     relative_error: ClassVar[float]
     requires: ClassVar[str | None] = None
+    block: ClassVar[int] = 1
+    of_gradients: ClassVar[bool] = False
+    keeps: ClassVar[bool] = True
 
     @classmethod
     def available(cls) -> bool:
@@ -99,3 +106,27 @@ class Codec:
         elif threshold is None or threshold < 1:
             allowed = f"a number of elements, at least 1, with {self.name}"
             raise ConfigError(Problem("threshold", threshold, allowed))
+
+
+class BlockCodec(Codec):
+    """Codec of a few bits per element, with float32 scales for each block.
+
+    Attributes:
+        scales: Number of float32 scales of a block.
+    """
+
+    of_gradients = True
+    scales: ClassVar[int]
+
+    def bits(self, tensor_elements: int, threshold: int | None = None) -> float:
+        """Return the bits per element, with its part of the scales."""
+        scales = 32 * self.scales / self.block
+        return super().bits(tensor_elements, threshold) + scales
+
+    def part_bytes(
+        self, part_elements: int, tensor_elements: int, threshold: int | None = None
+    ) -> int:
+        """Return the bytes of the elements, filled up to whole bytes, and of the scales."""
+        self.check_threshold(threshold)
+        blocks = -(-part_elements // self.block)
+        return -(-part_elements * self.element_bits // 8) + 4 * self.scales * blocks

@@ -23,8 +23,12 @@ class StateCodec(Axis):
     examples = ("none", "float16")
 
     def check(self, key: str, value: Any) -> Iterator[Problem]:
-        """Find an unknown codec, one that is not installed, or one that takes a threshold."""
-        names = [name for name, codec in CODECS.items() if not codec.uses_threshold]
+        """Find a codec that is unknown, not installed, of gradients only, or takes a threshold."""
+        names = [
+            name
+            for name, codec in CODECS.items()
+            if not (codec.uses_threshold or codec.of_gradients)
+        ]
         if not isinstance(value, str) or value not in names:
             yield unknown(key, value, names)
             return

@@ -1,0 +1,10 @@
+"""Decoders of the wire types that hivemind does not have, by number."""
+
+from __future__ import annotations
+
+from rayhive.compression.kernels.low_bit import FourBit, OneBit, TwoBit
+from rayhive.compression.kernels.packed import PackedCodec
+
+DECODERS: dict[int, PackedCodec] = {
+    each.compression_type: each for each in (FourBit(), TwoBit(), OneBit())
+}
