@@ -92,7 +92,8 @@ def plan_scenario(
         absent = {str(problem.value) for problem in lacking}
         plan = plan_replicate(study, member, 0, warnings, absent)
         needs |= fault_needs(study, [member], optional=False)
-        seconds, about = study.budget.seconds_per_replicate, scenario.about
+        seconds = study.budget.seconds_per_replicate
+        about = scenario.about(study.scenario_args.get(scenario_label(member)))
         planned.append(PlannedScenario(scenario.name, about, plan, seconds, tuple(warnings)))
     return planned, capabilities.missing(needs, here)
 

@@ -9,7 +9,9 @@ from rayhive.metrics.power import LEVEL, MOST, POWER
 from rayhive.registry import FAULTS
 from rayhive.report.replicates import ReplicatesNeeded
 from rayhive.report.table_notes import count_text
+from rayhive.spec import SweepConfig
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
+from rayhive.spec.pruning import BY_METRIC
 from rayhive.sweep.dry_run import Plan, describe
 from rayhive.sweep.tally import clock
 
@@ -25,9 +27,10 @@ def study_plan_lines(plan: Plan) -> Iterator[str]:
     names = config.baselines
     baselines = f" and {count_text(len(names), 'baseline')}" if names else ""
     yield (
-        f"  {plan.trials} trials{space}{baselines} x {len(config.scenarios)} scenarios x "
-        f"{config.replicates} replicates = {plan.replicates} replicates of "
-        f"{config.swarm.peers} peers"
+        f"  {count_text(plan.trials, 'trial')}{space}{baselines} × "
+        f"{count_text(len(config.scenarios), 'scenario')} × "
+        f"{count_text(config.replicates, 'replicate')} = "
+        f"{count_text(plan.replicates, 'replicate')} of {count_text(config.swarm.peers, 'peer')}"
     )
     if names:
         yield f"  baselines: {', '.join(names)}"
@@ -40,6 +43,7 @@ def study_plan_lines(plan: Plan) -> Iterator[str]:
         f"  each at most {rounds}{clock(config.budget.seconds_per_replicate)} of training; "
         f"all at most {clock(plan.longest_s)}, plus some seconds for each start"
     )
+    yield from _pruner_lines(config)
     yield f"  gradients of one peer, uncompressed: {plan.dense_bytes:,} B"
     if plan.least_link_s is not None:
         low, high = plan.least_link_s
@@ -49,6 +53,26 @@ def study_plan_lines(plan: Plan) -> Iterator[str]:
         )
         if high > config.budget.seconds_per_replicate:
             yield "  some cannot finish their rounds in time"
+
+
+def _pruner_lines(config: SweepConfig) -> Iterator[str]:
+    """Yield which of the replicates the pruner may skip or stop, if the study has one."""
+    pruner = config.pruner
+    if pruner.name == "none":
+        return
+    yield (
+        f"  pruner {pruner.name}: skips further replicates of a row that cannot be on the "
+        "Pareto front"
+    )
+    if pruner.name in BY_METRIC:
+        bound = "the median" if pruner.share == 50 else f"the bound that {pruner.share:g} % miss,"
+        yield (
+            f"    and stops a replicate, after {count_text(pruner.after, 'evaluation')}, that is "
+            f"worse than {bound} of at least {pruner.least} others by more than "
+            f"{100 * pruner.margin:g} %"
+        )
+    if len(config.scenarios) > 1:
+        yield "    replicates without faults always run to their end"
 
 
 def study_plan_rows(plan: Plan) -> list[dict[str, object]]:

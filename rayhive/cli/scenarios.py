@@ -47,7 +47,7 @@ def list_scenarios(format: ListFormat = "table") -> None:
     rows: list[dict[str, Any]] = [
         {
             "scenario": scenario.name,
-            "about": scenario.about,
+            "about": scenario.about(),
             "needs": sorted({need for each in scenario.needs.values() for need in each}),
             "here": not unmet,
             "lacking": {str(problem.value): problem.allowed for problem in unmet},

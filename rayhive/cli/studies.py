@@ -196,7 +196,7 @@ def plan(
                 "state_bytes_per_round_predicted": "parameters [B]>",
                 "all_bytes_per_round_predicted": "all [B]>",
                 "link_s_per_round_at_least": "link s/round ≥>",
-                "gradient_compression_ratio": "ratio [x]>",
+                "gradient_compression_ratio": "ratio [×]>",
                 "compressed_tensors": "factorised>",
                 "exact": "exact",
             },

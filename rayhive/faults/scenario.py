@@ -81,13 +81,16 @@ class Scenario:
         values = () if self.given else next(iter(self.file.grid.values()), ())
         return tuple(member_name(self.path.stem, value) for value in values)
 
-    @property
-    def about(self) -> str:
-        """Summary in one sentence."""
+    def about(self, args: Mapping[str, Any] | None = None) -> str:
+        """Return the summary in one sentence.
+
+        Args:
+            args: Parameters that override the scenario's.
+        """
         listed = {}
         if self.members:
             listed = {name: "/".join(map(str, found)) for name, found in self.file.grid.items()}
-        return Template(self.file.about).safe_substitute({**self.args, **listed})
+        return Template(self.file.about).safe_substitute({**self.args, **listed, **(args or {})})
 
     @property
     def args(self) -> dict[str, Any]:

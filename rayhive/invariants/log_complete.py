@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterable, Iterator
 
 from rayhive import events
 from rayhive.invariants.base import Invariant
-from rayhive.timeline import FaultWindow, Timeline
+from rayhive.timeline import FINISHED, FaultWindow, Timeline
 
 #: Tolerance of the order of events from two threads of a peer [s].
 ORDER_S = 0.5
 #: Time limit of a heal after it was due [s]; it may have to start a node.
 HEAL_S = 60.0
+#: Time after a fault within which a failure of the replicate may cut its proof off [s].
+PROOF_S = 60.0
 #: Events of a peer before it trains, in this order.
 _BEGINNING = (events.DHTReady, events.PeerReady, events.TrainingStarted)
 _TRAINING = (events.Round, events.Transition, events.StateRound, events.Weights, events.Evaluation)
@@ -27,9 +29,10 @@ class LogComplete(Invariant):
       ``training_started`` precede the events of training, and no event follows ``peer_lost``. A
       peer that is asked to leave before it trains may omit the first three.
     * Every peer that trained finished, left, failed or was lost.
-    * Every fault that fired is planned, fired once, and was verified or failed. It was healed, or
-      the heal failed, if the heal was due and the proof done more than :data:`HEAL_S` (60) seconds
-      before the end of training.
+    * Every fault that fired is planned, fired once, and was verified or failed, unless the
+      replicate failed within :data:`PROOF_S` (60) seconds, as DDP does when a member is gone. It
+      was healed, or the heal failed, if the heal was due and the proof done more than
+      :data:`HEAL_S` (60) seconds before the end of training.
     * A fault that did not fire has no event but ``fault_failed``.
     """
 
@@ -65,6 +68,7 @@ class LogComplete(Invariant):
         fired = {fault.fault: fault.fired for fault in log.faults}
         proofs = events.of_kind(log.events, events.FaultVerified)
         proved = {event.fault: event.t for event in proofs}
+        broke = any(event.state not in FINISHED for event in log.of(events.OutcomeFound))
         for fault, counts in seen.items():
             self.checked += 1
             if fault not in planned:
@@ -77,7 +81,8 @@ class LogComplete(Invariant):
                 if counts[events.FaultVerified] or counts[events.FaultHealed]:
                     yield fault, "has a proof or a heal and never fired"
                 continue
-            if not counts[events.FaultVerified] and not failed:
+            cut_off = broke and log.end < fired[fault] + PROOF_S
+            if not counts[events.FaultVerified] and not failed and not cut_off:
                 yield fault, "was neither verified nor failed"
             after = planned[fault].heal_after_s
             if after is None or failed or counts[events.FaultHealed]:

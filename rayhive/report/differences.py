@@ -187,12 +187,12 @@ def _cell(found: Difference) -> Cell:
 
 
 def difference_text(found: Difference) -> str:
-    """Return a difference with its interval: ``+3.1 ± 0.4``, or ``x 1.3 [1.1, 1.5]`` of factors."""
+    """Return a difference with its interval: ``+3.1 ± 0.4``, or ``× 1.3 [1.1, 1.5]`` of factors."""
     if found.value is None:
         return EMPTY
     if found.log:
         cut = CUT if _cut(found) else ""
-        return f"x {interval_text(found.value, found.low, found.high)}{cut}"
+        return f"× {interval_text(found.value, found.low, found.high)}{cut}"
     half = None if found.high is None else found.high - found.value
     text = estimate_text(found.value, half)
     return text if found.value < 0 else f"+{text}"
@@ -216,7 +216,7 @@ def _notes(found: Sequence[Difference]) -> Iterator[str]:
         yield "No row has a baseline under the same conditions."
         return
     yield (
-        "Each cell is row less baseline, of times and ratios row / baseline (x), with its 95 % "
+        "Each cell is row less baseline, of times and ratios row / baseline (×), with its 95 % "
         "interval over the pairs of equal seeds."
     )
     if any(_cut(each) for each in found):

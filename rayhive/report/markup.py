@@ -13,6 +13,7 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "±": r"$\pm$",
+    "×": r"$\times$",
     "≥": r"$\geq$",
     "<": r"$<$",
     ">": r"$>$",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 #: Significant digits of a number without an interval.
 SIGNIFICANT = 4
@@ -64,3 +65,8 @@ def estimate_text(mean: float, half: float | None) -> str:
 
 def _exponent(value: float) -> int:
     return math.floor(math.log10(abs(value)))
+
+
+def with_times_signs(text: str) -> str:
+    """Return a recorded text, such as ``2 x x86_64``, as a reader sees it: ``2 × x86_64``."""
+    return re.sub(r"(?<=\d) x (?=\S)", " × ", text)

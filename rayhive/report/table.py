@@ -28,7 +28,7 @@ from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.stats import censored_percentile
 from rayhive.report.advice import advice_lines, percent_text
 from rayhive.report.brief import brief_columns
-from rayhive.report.numbers import estimate_text, interval_text, number_text
+from rayhive.report.numbers import estimate_text, interval_text, number_text, with_times_signs
 from rayhive.report.results import Results
 from rayhive.report.table_notes import DAGGER, STAR, count_text, notes
 
@@ -161,7 +161,7 @@ def _text(row: Row, column: Column) -> str:
     if name == "pareto_probability":
         return percent_text(float(value))
     if isinstance(value, str):
-        return value
+        return with_times_signs(value) if column.group == "provenance" else value
     if column.group == "configuration" and isinstance(value, float):
         return f"{value:.6g}"
     text = value_text(row, column)

@@ -10,6 +10,7 @@ from rayhive.columns import Column, Row, configuration_columns, group_columns
 from rayhive.metrics.aggregate import unfinished
 from rayhive.metrics.folds import Mean, Percentile, Reduced, known
 from rayhive.report.advice import certainty_notes
+from rayhive.report.numbers import with_times_signs
 from rayhive.report.results import Results
 from rayhive.spec.pruning import PRUNED
 from rayhive.timeline import UNCOUNTED
@@ -186,4 +187,4 @@ def _provenance(rows: Sequence[Row], column: Column) -> Iterator[str]:
     if isinstance(column.fold, Reduced):
         yield f"{column.name}: {column.fold.function(values)}"
     else:
-        yield f"{column.name}: {' | '.join(values)}"
+        yield f"{column.name}: {with_times_signs(' | '.join(values))}"

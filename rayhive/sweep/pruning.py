@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rayhive.columns import Row, find_column, is_metric
@@ -20,9 +21,9 @@ from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.pruning import Curve, curve_of, early_stop
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import SweepConfig
-from rayhive.spec.pruning import BY_METRIC, SKIPPED
+from rayhive.spec.pruning import BY_METRIC, SKIPPED, EarlyStop
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.attempts import EVENTS
+from rayhive.sweep.attempts import EVENTS, read_spec
 from rayhive.sweep.objectives import lacking
 from rayhive.sweep.replicate_runner import prepare
 from rayhive.timeline import FINISHED, UNKNOWN
@@ -56,10 +57,12 @@ class Pruning:
     def prepared(self, spec: ReplicateSpec) -> ReplicateSpec:
         """Return the spec with its bounds; a hopeless replicate is recorded as skipped instead.
 
-        A replicate that has begun is left alone.
+        A replicate that has begun keeps what was decided, also in a further attempt.
         """
-        if not self._acts(spec) or (Path(spec.folder) / EVENTS).exists():
+        if not self._acts(spec):
             return spec
+        if (Path(spec.folder) / EVENTS).exists():
+            return spec.model_copy(update={"early_stop": _recorded_bounds(Path(spec.folder))})
         why = self._hopeless.get((spec.place, spec.scenario))
         if why is not None:
             _record_skipped(spec, why)
@@ -88,6 +91,13 @@ class Pruning:
                 curve = self._curves[folder]
                 if curve is not None:
                     yield curve
+
+
+def _recorded_bounds(folder: Path) -> EarlyStop | None:
+    """Return the bounds with which a replicate began; None if it has none, or no readable spec."""
+    with suppress(OSError, ValueError):
+        return read_spec(folder).early_stop
+    return None
 
 
 def _record_skipped(spec: ReplicateSpec, why: str) -> None:

@@ -180,7 +180,7 @@ def test_sentences_compare_the_chosen_row_with_each_baseline(run: Path) -> None:
     assert ddp.endswith("1 of its 3 replicates failed: rounds.")
     # peer 1 ends its fourth round after 4.1, 4.4, 4.7 s, with single after 2.0, 2.15, 2.3 s
     factor = geometric_mean((4.1 + 0.3 * n) / (2.0 + 0.15 * n) for n in range(3))
-    assert f" s (x {factor:.2f} [" in single
+    assert f" s (× {factor:.2f} [" in single
     assert [line for line in advice_lines(results, results.folded) if line.startswith("Against")]
 
 
@@ -282,7 +282,7 @@ def test_a_baseline_that_never_finished_has_no_differences(tmp_path: Path) -> No
     run = load(write_run(tmp_path / "run", logs))
     found = run.differences(versus="ddp")
     assert list(found["pairs"]) == [0, 0] and found["value"].isna().all()
-    assert "x 1" not in run.table(versus="ddp")
+    assert "× 1" not in run.table(versus="ddp")
     (line,) = baseline_lines(run.results, run.results.folded[0])
     assert line == "Against ddp (baseline): none of its 2 replicates finished: rounds."
 
@@ -315,4 +315,4 @@ def test_a_bound_of_a_baseline_is_said_to_be_one(tmp_path: Path) -> None:
     logs += [baseline_log("ddp", 0), baseline_log("ddp", 1, accuracies=(0.5, 0.6))]
     results = load_results(write_run(tmp_path / "run", logs))
     (line,) = baseline_lines(results, results.folded[0])
-    assert re.search(r"time_to_target_s \d\S* instead of ≥ \d\S* s \(x .*\(cut\)", line)
+    assert re.search(r"time_to_target_s \d\S* instead of ≥ \d\S* s \(× .*\(cut\)", line)

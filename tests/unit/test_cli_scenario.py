@@ -87,6 +87,7 @@ def test_a_study_and_single_fields_replace_the_scenarios_own(
     arguments = ("show", "chaos", "--config", str(file), "--set", "scenario_args.chaos.faults=3")
     plan = json.loads(out_of(capsys, *arguments, "--format", "json"))["plan"]
     assert (plan["peers"], len(plan["faults"])) == (3, 3)
+    assert "A seeded mix of 3 faults" in out_of(capsys, *arguments)
     assert main(["scenario", *arguments, "--set", "budget.seconds_per_replicate=9"]) == 2
     assert "longer budget" in capsys.readouterr().err
 

@@ -266,6 +266,24 @@ def test_a_heal_is_missing_only_if_there_was_time_for_it(left: float, ok: bool) 
     assert result(story, "log_complete").ok
 
 
+@pytest.mark.parametrize(
+    ("state", "left", "ok"),
+    [("failed", 1.0, True), ("failed", 60.2, False), ("completed", 1.0, False)],
+)
+def test_a_replicate_that_fails_at_once_may_lack_the_proof(
+    state: str, left: float, ok: bool
+) -> None:
+    """As DDP does: the members that are left fail before the fault is verified."""
+    story = Story([planned()])
+    story.rounds(1.0, peers=ALL)
+    story.fire(1.5, 0, ["peer-1"])
+    story.events = [event for event in story.events if event["kind"] != "fault_verified"]
+    story.lose(1.5, "peer-1")
+    story.finish(1.5 + left, [name for name in ALL if name != "peer-1"])
+    story.say(1.6 + left, "outcome", state=state, stop_reason="peer-0: Connection closed by peer")
+    assert result(story, "log_complete").ok is ok
+
+
 def test_events_of_two_threads_may_come_in_either_order() -> None:
     story = Story()
     story.rounds(1.0, peers=ALL)

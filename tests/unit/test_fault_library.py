@@ -73,7 +73,7 @@ def test_every_group_of_kinds_is_in_a_scenario() -> None:
 @pytest.mark.parametrize("name", CONCRETE)
 def test_a_scenario_declares_its_summary_kinds_and_needs(name: str) -> None:
     scenario = load_scenario(name)
-    assert scenario.about.endswith(".") and "$" not in scenario.about
+    assert scenario.about().endswith(".") and "$" not in scenario.about()
     assert set(scenario.kinds) <= set(FAULTS.names())
     for kind, needs in scenario.needs.items():
         assert needs == {*FAULTS.get(kind).needs, *(["nodes"] if "elsewhere" in name else [])}

@@ -88,6 +88,14 @@ def test_the_first_section_recommends_with_certainty_and_cost(swept: Page) -> No
     assert "within 10 % of the lowest samples_to_target, the one with the lowest" in words
 
 
+def test_every_factor_has_the_same_sign(tmp_path: Path) -> None:
+    page = page_of(sweep(tmp_path / "run", baselines=("ddp",)))
+    words = " ".join(page.words(name) for name in SECTIONS)
+    assert "(× " in page.words("recommendation")  # against the baseline
+    assert "2 × x86_64" in page.words("provenance")
+    assert not re.search(r"\bx \d|\d x |\[x\]|: x is", words)
+
+
 def test_the_table_holds_every_row_with_values_to_sort_by(swept: Page) -> None:
     heads = [each for each in swept.all("th") if each.attributes.get("data-numeric")]
     names = [" ".join(each.text.split()).partition(" ")[0] for each in heads]

@@ -111,7 +111,7 @@ def test_the_table_has_groups_units_and_marks(run: Path) -> None:
         "throughput",
         "communication",
     ]
-    assert {"[s]", "[1/s]", "[B]", "[x]", "[elements]"} <= set(text.split())
+    assert {"[s]", "[1/s]", "[B]", "[×]", "[elements]"} <= set(text.split())
     assert "★ none" in text
     assert "★ float16" not in text  # its time is known of one replicate only
     assert re.search(r"≥ 5\.\d\d \[[\d., ]+\] \(1/2\)", text)

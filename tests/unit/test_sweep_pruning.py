@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayhive.cli.plan_text import study_plan_lines
 from rayhive.cluster.replicate.early_stop import EarlyStopWatch
 from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import ConfigError
@@ -20,13 +21,14 @@ from rayhive.report.render import results_text
 from rayhive.report.results import load_results
 from rayhive.spec.pruning import Pruner
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.dry_run import make_plan
 from rayhive.sweep.resolve import resolve
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at
 from rayhive.timeline import Timeline
 from tests.fixtures.logs import Log, make_spec, records, write_run
-from tests.unit.sweep_fakes import Recorder, World
+from tests.unit.sweep_fakes import Killed, Recorder, World
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -43,12 +45,15 @@ STUDY: dict[str, Any] = {
 MISSED = (0.5, 0.6)
 
 
-def run(folder: Path, log: Any, **fields: Any) -> Recorder:
+def run(
+    folder: Path, log: Any, *, world: World | None = None, parallel: int = 1, **fields: Any
+) -> Recorder:
     study = resolve({**STUDY, "storage": f"journal:{folder}.log", **fields})
     progress = Recorder()
+    world = world or World(log=log)
+    target = target_at(connect=world.connect)
     with Interruption() as interruption:
-        world = World(log=log)
-        run_sweep(study, folder, progress, interruption, target_at(connect=world.connect))
+        run_sweep(study, folder, progress, interruption, target, parallel=parallel)
     return progress
 
 
@@ -89,6 +94,37 @@ def test_a_resumed_sweep_decides_the_same(tmp_path: Path) -> None:
     assert len(more.of("started")) == 3
 
 
+@pytest.mark.parametrize("parallel", [2, 3, 4])
+def test_replicates_beside_a_hopeless_one_end_and_later_ones_are_skipped(
+    parallel: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    missed, begun_after = [], []
+
+    def log(spec: ReplicateSpec) -> Log:
+        found = uniform_misses(spec)
+        if spec.configuration.codec == "uniform8":
+            begun_after.append(len(missed))
+        return found
+
+    class Ends(World):
+        def look(self, run_id: str) -> Any:
+            codec = self.live[run_id].spec.configuration.codec
+            outcome = super().look(run_id)
+            if outcome is not None and codec == "uniform8":
+                missed.append(run_id)
+            return outcome
+
+    progress = run(folder, log, world=Ends(looks=3, log=log), parallel=parallel, replicates=6)
+    assert 1 <= len(begun_after) <= parallel
+    assert set(begun_after) == {0}  # none began after one had missed the target
+    states = [state for _, state, _ in progress.of("finished")]
+    assert states.count("completed") == 3 * 6 + len(begun_after)
+    assert states.count("skipped") == 6 - len(begun_after)
+    again = run(folder, uniform_misses, parallel=1, replicates=6)
+    assert again.of("started") == []
+
+
 def test_replicates_that_others_are_compared_with_are_run(tmp_path: Path) -> None:
     def log(spec: ReplicateSpec) -> Log:
         return Log(spec, accuracies=MISSED)
@@ -125,6 +161,32 @@ def test_a_replicate_begins_with_the_median_of_the_others(tmp_path: Path) -> Non
     others = [levels[s.configuration.codec] for s in specs[:-1] if s.trial != specs[-1].trial]
     assert [(bar.samples, bar.replicates) for bar in last.bars] == [(256, 9), (512, 9)]
     assert last.bars[0].value == pytest.approx(median(others))
+
+
+def test_a_lost_attempt_keeps_the_bounds_of_its_replicate(tmp_path: Path) -> None:
+    """A sweep that was killed prunes as one that was not."""
+    specs: list[ReplicateSpec] = []
+
+    def log(spec: ReplicateSpec) -> Log:
+        specs.append(spec)
+        return Log(spec)
+
+    world = World(log=log)
+
+    def kill() -> None:
+        if len(specs) == 12:  # the last one runs
+            world.die()
+            raise Killed
+
+    world.tick = kill
+    with pytest.raises(Killed):
+        run(tmp_path / "run", log, world=world, pruner="median")
+    world.tick = lambda: None
+    run(tmp_path / "run", log, world=world, pruner="median")
+    killed, again = specs[11:]
+    assert (killed.run_id, again.attempt) != (again.run_id, killed.attempt)
+    assert again.early_stop is not None
+    assert again.early_stop == killed.early_stop
 
 
 def curves(*levels: float, mode: Any = "min") -> list[Curve]:
@@ -268,6 +330,35 @@ def test_a_skipped_replicate_is_on_disk(tmp_path: Path) -> None:
     ends = [next(of_kind(events, ReplicateFinished)) for events in logs]
     assert sum(end.state == "skipped" for end in ends) == 2
     assert Pruned.model_fields["kind"].default == "pruned"
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pruner", "texts"),
+    [
+        ("none", []),
+        ("front", ["pruner front: skips further replicates of a row"]),
+        ("median", ["pruner median: skips", "worse than the median of at least 4 others"]),
+        (
+            {"name": "percentile", "percentile": 25, "after": 1, "margin": 0.2},
+            ["after 1 evaluation, ", "the bound that 25 % miss, of at least 4", "more than 20 %"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("scenarios", [["none"], ["none", "kill-one"]])
+def test_a_plan_says_what_the_pruner_may_leave_out(
+    pruner: Any, texts: list[str], scenarios: list[str]
+) -> None:
+    swarm = {"peers": 3, "target_batch_size": 128}
+    fields = {"pruner": pruner, "scenarios": scenarios, "swarm": swarm}
+    out = " ".join("\n".join(study_plan_lines(make_plan(resolve({**STUDY, **fields})))).split())
+    for text in texts:
+        assert text in out
+    assert ("pruner" in out) == bool(texts)
+    always = "replicates without faults always run to their end"
+    assert (always in out) == (bool(texts) and len(scenarios) > 1)
 
 
 # -- bad input -------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_a_dry_run_counts_scenarios_and_names_the_added_twin(
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
     assert main(["plan", "study.yaml"]) == 0
     out = capsys.readouterr().out
-    assert "x 6 scenarios x 2 replicates = 12 replicates of 3 peers" in out
+    assert "× 6 scenarios × 2 replicates = 12 replicates of 3 peers" in out
     assert "the scenario none was added" in out
     hashes = [plan.hash[:8] for plan in found.scenarios[0].plans if plan is not None]
     assert f"kill-one: 2 kill in all replicates (plans {', '.join(hashes)})" in out

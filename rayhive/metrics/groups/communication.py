@@ -62,11 +62,11 @@ class Communication(MetricGroup):
       testbed counts them, or the set of nodes changed in between.
     * ``payload_bytes_per_sample`` [B]: gradient and state payload of all peers / committed
       samples.
-    * ``compression_ratio`` [x]: uncompressed bytes of gradients and state per peer and round /
+    * ``compression_ratio`` [×]: uncompressed bytes of gradients and state per peer and round /
       (``payload_bytes_per_round`` + ``state_bytes_per_round``). A state averaging in a group of g
       peers counts 2(g-1)/g of the dense float32 bytes of all that it averages: parameters,
       optimizer statistics and extra tensors. None if nothing was sent.
-    * ``gradient_compression_ratio`` [x]: 2(N-1)/N of the dense float32 gradients' bytes /
+    * ``gradient_compression_ratio`` [×]: 2(N-1)/N of the dense float32 gradients' bytes /
       ``payload_bytes_per_round``. None if nothing was sent.
     * ``averaging_p50_s``, ``averaging_p95_s`` [s]: percentiles of the duration of a gradient
       all-reduce, over all peers and all rounds with a group, the first of each peer left out as in
@@ -98,10 +98,10 @@ class Communication(MetricGroup):
             averaged("wire_bytes_per_round", "Bytes on the interface, counted by a testbed", "B"),
             minimized("payload_bytes_per_sample", "All payload per committed sample", "B"),
             maximized_factor(
-                "compression_ratio", "All payload without compression / measured", "x"
+                "compression_ratio", "All payload without compression / measured", "×"
             ),
             maximized_factor(
-                "gradient_compression_ratio", "The same for gradients alone", "x", exact=True
+                "gradient_compression_ratio", "The same for gradients alone", "×", exact=True
             ),
             minimized_factor("averaging_p50_s", "Median duration of a gradient all-reduce", "s"),
             minimized_factor("averaging_p95_s", "95th percentile of the same", "s"),

@@ -13,6 +13,7 @@ from rayhive.columns import Row, group_columns
 from rayhive.errors import without_secrets
 from rayhive.metrics.folds import Reduced
 from rayhive.metrics.rows import place_of
+from rayhive.report.numbers import with_times_signs
 from rayhive.report.page.run_data import RunData
 
 #: Longest study that is shown in full [characters].
@@ -57,11 +58,11 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
         if values and column.name not in session:
             rule = column.fold
             text = rule.function(values) if isinstance(rule, Reduced) else " | ".join(values)
-            yield column.name.replace("_", " "), str(text)
+            yield column.name.replace("_", " "), with_times_signs(str(text))
     for name in ("versions", "hardware"):
         if isinstance(session.get(name), Mapping):
             items = (f"{key} {value}" for key, value in session[name].items() if value)
-            yield name, ", ".join(items)
+            yield name, with_times_signs(", ".join(items))
     yield "replicates", str(len(run.results.rows))
 
 
