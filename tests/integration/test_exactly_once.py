@@ -40,6 +40,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 PATIENCE = 400.0
 #: Random instants of each target, on each cluster; the environment may ask for others.
 INSTANTS = int(os.environ.get("RAYHIVE_TEST_KILLS", "5"))
+#: Instants of one study: more would hit a study that has ended.
+INSTANTS_OF_A_STUDY = 5
+SEED = int(os.environ.get("RAYHIVE_TEST_SEED", "17"))
 
 SWEEP = (
     """
@@ -161,6 +164,12 @@ def ends(folder: Path) -> dict[str, list[str]]:
     }
 
 
+def studies() -> list[int]:
+    """Return the number of instants of each study."""
+    whole, rest = divmod(INSTANTS, INSTANTS_OF_A_STUDY)
+    return [INSTANTS_OF_A_STUDY] * whole + [rest] * (rest > 0)
+
+
 def left_on(head: Head) -> list[str]:
     """Return the named actors and placement groups of a cluster."""
     with driver(LEFT, head.address, **head.environment) as asker:
@@ -249,23 +258,25 @@ def test_a_head_that_is_killed_ends_the_driver_and_the_next_cluster_goes_on(
 
 @pytest.mark.parametrize("cluster", ["embedded", "shared"])
 def test_drivers_killed_at_random_instants(place: Path, tmp_path: Path, cluster: str) -> None:
-    draw, folder = random.Random(17), tmp_path / "run"
+    draw = random.Random(SEED)
     with ExitStack() as stack:
         address, variables = "local", {"RAY_TMPDIR": str(place)}
         if cluster == "shared":
             head = stack.enter_context(ray_head(place))
             address, variables = head.address, head.environment
-        arguments = sweep(address, folder, 3, 3)
-        for _ in range(INSTANTS):
-            with driver(*arguments, **variables) as killed:
-                killed.line("connected")
-                time.sleep(draw.uniform(0.0, 8.0))  # the instant is the point of the test
-                os.kill(killed.process.pid, signal.SIGKILL)
-                finish(killed)
-        with driver(*arguments, **variables) as last:
-            out, code = finish(last)
-        assert code == 0, out
-        check_once(folder, 3, 3)
+        for study, instants in enumerate(studies()):
+            folder = tmp_path / f"run-{study}"
+            arguments = sweep(address, folder, 3, 3)
+            for _ in range(instants):
+                with driver(*arguments, **variables) as killed:
+                    killed.line("connected")
+                    time.sleep(draw.uniform(0.0, 8.0))  # the instant is the point of the test
+                    os.kill(killed.process.pid, signal.SIGKILL)
+                    finish(killed)
+            with driver(*arguments, **variables) as last:
+                out, code = finish(last)
+            assert code == 0, out
+            check_once(folder, 3, 3)
 
 
 @pytest.mark.parametrize("cluster", ["embedded", "shared"])
@@ -274,7 +285,7 @@ def test_supervisors_and_agents_killed_at_random_instants(
     place: Path, tmp_path: Path, target: str, cluster: str
 ) -> None:
     """Studies run until there were enough instants; the driver goes on by itself."""
-    draw, killed, studies = random.Random(19), 0, 0
+    draw, killed, studies = random.Random(SEED), 0, 0
     with ExitStack() as stack:
         address, variables = "local", {"RAY_TMPDIR": str(place)}
         if cluster == "shared":
@@ -308,47 +319,48 @@ def _kill_one(target: str, place: Path, draw: random.Random, running: Driver) ->
 
 def test_heads_killed_at_random_instants(place: Path, tmp_path: Path) -> None:
     """Each head has a new cluster; every other one takes the driver along, as a lost machine."""
-    draw, folder, port = random.Random(19), tmp_path / "run", free_port()
-    for instant in range(INSTANTS):
+    draw, port = random.Random(SEED), free_port()
+    for study, instants in enumerate(studies()):
+        folder = tmp_path / f"run-{study}"
+        for instant in range(instants):
+            with ray_head(place, port=port) as head:
+                arguments = sweep(head.address, folder, 3, 3, rounds=40)
+                with driver(*arguments, **head.environment) as lost:
+                    lost.line("connected")
+                    time.sleep(draw.uniform(0.0, 8.0))  # the instant is the point of the test
+                    kill_head(place)
+                    if instant % 2:
+                        os.kill(lost.process.pid, signal.SIGKILL)
+                    finish(lost)
         with ray_head(place, port=port) as head:
-            arguments = sweep(head.address, folder, 3, 3, rounds=40)
-            with driver(*arguments, **head.environment) as lost:
-                lost.line("connected")
-                time.sleep(draw.uniform(0.0, 8.0))  # the instant is the point of the test
-                kill_head(place)
-                if instant % 2:
-                    os.kill(lost.process.pid, signal.SIGKILL)
-                finish(lost)
-    with ray_head(place, port=port) as head:
-        arguments = sweep(head.address, folder, 3, 3, rounds=40)
-        with driver(*arguments, **head.environment) as last:
-            out, code = finish(last)
-        assert code == 0, out
-        check_once(folder, 3, 3)
-        eventually(lambda: left_on(head) == [], 60.0)
+            with driver(*sweep(head.address, folder, 3, 3, rounds=40), **head.environment) as last:
+                out, code = finish(last)
+            assert code == 0, out
+            check_once(folder, 3, 3)
+            eventually(lambda: left_on(head) == [], 60.0)
 
 
 def test_a_worker_node_that_is_killed_again_and_again(place: Path, tmp_path: Path) -> None:
     """Raylets, agents and supervisors on a node that hosts peers: any process may go."""
-    draw, folder = random.Random(18), tmp_path / "run"
-    with (
-        ray_head(place) as head,
-        driver(*sweep(head.address, folder, 2, 3, rounds=150), **head.environment) as only,
-    ):
-        for _ in range(INSTANTS):
-            with ray_node(head, place, ["--num-cpus=4"]):
-                time.sleep(draw.uniform(0.0, 6.0))  # the instant is the point of the test
-                for process in psutil.process_iter():
-                    line = _line(process)
-                    if "raylet" in line[:1] and f":{head.address.rpartition(':')[2]}" in line:
-                        process.kill()
-        out, code = finish(only)
-        assert code == 0, out
-        check_once(folder, 2, 3)
+    draw = random.Random(SEED)
+    with ray_head(place) as head:
+        for study, instants in enumerate(studies()):
+            folder = tmp_path / f"run-{study}"
+            arguments = sweep(head.address, folder, 2, 3, rounds=150)
+            with driver(*arguments, **head.environment) as only:
+                for _ in range(instants):
+                    with ray_node(head, place, ["--num-cpus=4"]):
+                        time.sleep(draw.uniform(0.0, 6.0))  # the instant is the point of the test
+                        _kill_worker(place)
+                out, code = finish(only)
+            assert code == 0, out
+            check_once(folder, 2, 3)
 
 
-def _line(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+def _kill_worker(place: Path) -> None:
+    """Kill the raylet of the node that is not the head."""
+    raylets = [psutil.Process(pid) for pid in users_of(place)]
+    raylets = [raylet for raylet in raylets if raylet.name() == "raylet"]
+    workers = [raylet for raylet in raylets if " --head" not in " ".join(raylet.cmdline())]
+    assert len(raylets) == 2 and len(workers) == 1
+    workers[0].kill()
