@@ -89,6 +89,8 @@ def study_plan_rows(plan: Plan) -> list[dict[str, object]]:
             "state_averaging_every": row.traffic.state_every,
             "state_bytes_per_round_predicted": row.traffic.state_bytes,
             "all_bytes_per_round_predicted": row.traffic.bytes,
+            "all_bytes_per_sample_predicted": row.bytes_per_sample,
+            "rounds": row.rounds,
             "link_s_per_round_at_least": row.traffic.seconds,
         }
         for row in plan.configurations

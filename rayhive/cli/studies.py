@@ -195,6 +195,7 @@ def plan(
                 "payload_bytes_per_round_predicted": "gradients/peer/round [B]>",
                 "state_bytes_per_round_predicted": "parameters [B]>",
                 "all_bytes_per_round_predicted": "all [B]>",
+                "all_bytes_per_sample_predicted": "all [B/sample]>",
                 "link_s_per_round_at_least": "link s/round ≥>",
                 "gradient_compression_ratio": "ratio [×]>",
                 "compressed_tensors": "factorised>",

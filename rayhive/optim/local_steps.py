@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 import hivemind
 import torch
-from hivemind.compression import NoCompression
+from hivemind.compression import NoCompression, RoleAdaptiveCompression
 from hivemind.utils import get_logger
 
 from rayhive.averaging.factory import takes_rules, with_our_averager
@@ -111,12 +111,17 @@ class LocalStepsRule:
             if not averaged:
                 logger.warning("the inner optimizer has no statistics yet: none are averaged")
             extra += averaged
+            codec = others.get("state_averaging_compression") or NoCompression()
+            if not isinstance(codec, NoCompression):  # small second moments could become negative
+                exact = RoleAdaptiveCompression(default=NoCompression(), parameter=codec)
+                others["state_averaging_compression"] = exact
         others |= {
             "optimizer": self.outer_optimizer,
             "params": [{"params": list(group["params"])} for group in inner.param_groups],
             "offload_optimizer": True,
             "target_batch_size": target_batch_size * self.steps,
             "extra_tensors": extra,
+            "average_opt_statistics": ("momentum_buffer",) if self.outer_momentum else (),
         }
         return inner, others
 
@@ -138,25 +143,19 @@ def local_steps_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("outer_momentum", given["outer_momentum"], "at least 0 and less than 1")
     if given["inner_state"] not in get_args(InnerState):
         yield unknown("inner_state", given["inner_state"], get_args(InnerState))
-    yield from _excluded(options, given["inner_state"])
+    yield from _excluded(options)
 
 
-def _excluded(options: Mapping[str, Any], inner_state: Any) -> Iterator[Problem]:
+def _excluded(options: Mapping[str, Any]) -> Iterator[Problem]:
     for name in ("use_local_updates", "reuse_grad_buffers", "auxiliary"):
         if options.get(name):
             yield Problem(name, True, "False with local_steps")
+    if names := options.get("average_opt_statistics"):
+        yield Problem("average_opt_statistics", names, "absent with local_steps: see inner_state")
     factory = options.get("grad_averager_factory")
     if not takes_rules(with_our_averager(factory)):
         allowed = "absent with local_steps, or a class of rayhive's or hivemind's"
         yield Problem("grad_averager_factory", factory, allowed)
-    if inner_state != "average":
-        return
-    if options.get("delay_state_averaging"):
-        allowed = "keep or reset with delays: an average that comes late would undo inner steps"
-        yield Problem("inner_state", inner_state, allowed)
-    if not isinstance(options.get("state_averaging_compression") or NoCompression(), NoCompression):
-        allowed = "keep or reset with a lossy state codec, which could make moments negative"
-        yield Problem("inner_state", inner_state, allowed)
 
 
 def _number(value: Any) -> bool:
@@ -193,6 +192,8 @@ class LocalSteps:
     _taken_samples: int = field(default=0, init=False)
     #: Samples of progress that skipped rounds have left.
     _carried: int = field(default=0, init=False)
+    #: Local parameters while the module has the outer ones.
+    _own: list[torch.Tensor] | None = field(default=None, init=False)
 
     @classmethod
     def of(
@@ -284,15 +285,53 @@ class LocalSteps:
 
     # -- outer parameters --------------------------------------------------------------------------
 
-    @contextmanager
+    @property
+    def shows_outer(self) -> bool:
+        """Whether the module has the outer parameters at present."""
+        return self._own is not None
+
+    @property
+    def outer_parameters(self) -> Sequence[torch.Tensor]:
+        """The outer parameters that this peer has adopted last."""
+        return self._start
+
     @torch.no_grad()
-    def outer(self) -> Iterator[None]:
-        """Give the module the outer parameters in the body, which all peers have in common."""
-        own = [each.detach().clone() for each in self.parameters]
-        for local, start in zip(self.parameters, self._start, strict=True):
-            local.copy_(start)
-        try:
-            yield
-        finally:
+    def show_outer(self) -> None:
+        """Give the module the outer parameters, until :meth:`hide_outer`; no step may follow."""
+        if self._own is None:
+            self._own = [each.detach().clone() for each in self.parameters]
+            for local, start in zip(self.parameters, self._start, strict=True):
+                local.copy_(start)
+
+    @torch.no_grad()
+    def hide_outer(self) -> None:
+        """Give the module its local parameters back."""
+        own, self._own = self._own, None
+        if own is not None:
             for local, value in zip(self.parameters, own, strict=True):
                 local.copy_(value)
+
+
+def common_parameters(optimizer: Any) -> Sequence[torch.Tensor]:
+    """Return the parameters that the peers of a swarm have in common after a round.
+
+    Args:
+        optimizer: The optimizer of a peer, with local steps or without.
+    """
+    local: LocalSteps | None = getattr(optimizer, "local_steps", None)
+    found = optimizer.state_averager.main_parameters if local is None else local.outer_parameters
+    return list(found)
+
+
+@contextmanager
+def with_common_parameters(optimizer: Any) -> Iterator[None]:
+    """Give the module of a peer the :func:`common_parameters` in the body."""
+    local: LocalSteps | None = getattr(optimizer, "local_steps", None)
+    if local is None or local.shows_outer:
+        yield
+        return
+    local.show_outer()
+    try:
+        yield
+    finally:
+        local.hide_outer()

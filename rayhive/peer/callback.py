@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from rayhive.optim.local_steps import with_common_parameters
 from rayhive.spec.replicate import PeerSpec
 from rayhive.workloads.base import Workload
 
@@ -133,7 +134,8 @@ class PeerTraining(Callback):
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> None:
         self._evaluated = self._round
         clock_s = self.monitor.seconds()
-        values = self.workload.evaluate(pl_module, pl_module.device)
+        with with_common_parameters(swarm_optimizer(trainer)):
+            values = self.workload.evaluate(pl_module, pl_module.device)
         reason = self.monitor.after_evaluation(self._round, values, clock_s=clock_s, final=final)
         self._stop(trainer, reason)
         target, may_stop = self.workload.target, self.spec.budget.stop_at_target

@@ -17,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from rayhive import events
 from rayhive.compression.payload import ELEMENT_BYTES
+from rayhive.optim.local_steps import common_parameters
 from rayhive.optim.watchdog import PeerProcessDied
 from rayhive.peer.arithmetic import arithmetic
 from rayhive.peer.callback import swarm_optimizer
@@ -157,7 +158,7 @@ class ReplicateMonitor:
         optimizer = swarm_optimizer(trainer)
         optimizer.begin_batch()
         with self.clock.paused():
-            weights = self._sketch(round_, optimizer.state_averager.main_parameters)
+            weights = self._sketch(round_, common_parameters(optimizer))
             self.channel.emit(weights)
             yield None if weights.finite else "diverged"
         optimizer.end_batch()

@@ -95,6 +95,25 @@ class FaultPlan(Model):
         found: dict[str, Any] = dump(self)
         return {key: value for key, value in found.items() if (key, value) != ("at_most", None)}
 
+    def in_rounds_of(self, batches: int) -> FaultPlan:
+        """Return the plan for rounds of several batches of the swarm.
+
+        A fault of round r moves to the round that holds the r-th batch, so that it strikes after
+        as many samples.
+
+        Args:
+            batches: Batches (``target_batch_size`` samples each) in a round.
+        """
+        if batches == 1:
+            return self
+        moved = (
+            fault
+            if fault.at.round is None
+            else fault.model_copy(update={"at": At(round=-(-fault.at.round // batches))})
+            for fault in self.faults
+        )
+        return self.model_copy(update={"faults": tuple(moved)})
+
     def canonical(self) -> str:
         """Return the plan as JSON; equal plans have equal bytes."""
         data = self.model_dump(mode="json")

@@ -53,6 +53,11 @@ class TrainingSpec(Model):
     elastic: ElasticConfig = ElasticConfig()
     directory: str | None = None
 
+    @property
+    def round_size(self) -> int:
+        """Samples of a round, over the swarm."""
+        return self.configuration.round_size(self.swarm.target_batch_size)
+
     @model_validator(mode="before")
     @classmethod
     def _with_all_axes(cls, data: Any) -> Any:
@@ -209,9 +214,9 @@ class PeerSpec(TrainingSpec):
     @property
     def rounds(self) -> int | None:
         """Number of rounds after which the budget of samples is spent; None without one."""
-        return self.budget.rounds(self.swarm.target_batch_size)
+        return self.budget.rounds(self.round_size)
 
     @property
     def evaluate_every_rounds(self) -> int:
         """Number of rounds between two evaluations, from their number of committed samples."""
-        return self.evaluation.rounds(self.swarm.target_batch_size)
+        return self.evaluation.rounds(self.round_size)

@@ -16,7 +16,7 @@ from rayhive.columns import METRIC, is_metric, objectives
 from rayhive.errors import Problem, nearest, unknown
 from rayhive.registry import BASELINES, NOTICE_SOURCES, SCENARIOS
 from rayhive.spec.axes import AXES, Axis
-from rayhive.spec.axes.base import Distribution, Range, ends, shown
+from rayhive.spec.axes.base import Distribution, Range, ends, is_whole, shown
 from rayhive.spec.configuration import Configuration, Space
 from rayhive.spec.study import SCENARIO_NAME, SweepConfig, is_path, scenario_label
 from rayhive.spec.swarm import SwarmConfig
@@ -163,9 +163,20 @@ def _check_budget(config: SweepConfig) -> Iterator[Problem]:
     if samples is not None and samples < target:
         allowed = f"at most budget.samples_per_replicate ({samples}), which is at least one round"
         yield _wrong(config, "swarm.target_batch_size", allowed)
+    elif samples is not None:
+        most = max(ends(config.space.local_steps), key=_whole_or_none)
+        if target * _whole_or_none(most) > samples:
+            allowed = f"such that a round of local_steps x swarm.target_batch_size ({target}) has "
+            allowed += f"at most budget.samples_per_replicate ({samples})"
+            yield Problem("space.local_steps", most, allowed)
     if config.budget.trials < len(config.enqueue):
         allowed = f"at least the {len(config.enqueue)} configurations of enqueue"
         yield _wrong(config, "budget.trials", allowed)
+
+
+def _whole_or_none(batches: Any) -> int:
+    """Return a number of local steps; 0 for none, and for a value that its axis refuses."""
+    return int(batches) if is_whole(batches, 1) else 0
 
 
 def _check_objectives(config: SweepConfig) -> Iterator[Problem]:

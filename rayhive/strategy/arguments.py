@@ -22,6 +22,7 @@ from rayhive.averaging.factory import factory_problems, takes_rules, with_our_av
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.membership import addresses
 from rayhive.optim.factories import group_size_problems
+from rayhive.optim.local_steps import local_steps_problems
 from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.spec.swarm import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
 
@@ -97,6 +98,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> Settings:
     problems = [
         *check_delays(delays, local_updates),
         *check_options(optimizer),
+        *local_steps_problems({**optimizer, **delays}),
         *check_numbers({**optimizer, **network, "batch_size": batch_size}),
         *check_network(optimizer["run_id"], dht, chosen, peers, network["use_ipfs"]),
     ]
@@ -304,15 +306,19 @@ def check_network(
         yield Problem("use_ipfs", True, "False with initial_peers (from the call or INITIAL_PEERS)")
 
 
-def check_trainer(trainer: Any) -> None:
+def check_trainer(trainer: Any, local_steps: bool = False) -> None:
     """Refuse a trainer with settings that have no meaning, or another one, in a swarm.
+
+    Args:
+        trainer: The trainer.
+        local_steps: Whether peers step on their own, for which Lightning may accumulate gradients.
 
     Raises:
         StrategyError: With all such settings.
     """
     problems = []
     scheduled = any(isinstance(item, GradientAccumulationScheduler) for item in trainer.callbacks)
-    if trainer.accumulate_grad_batches != 1 or scheduled:
+    if (trainer.accumulate_grad_batches != 1 or scheduled) and not local_steps:
         batches = "scheduled" if scheduled else trainer.accumulate_grad_batches
         allowed = "1: gradients are accumulated up to target_batch_size already"
         problems.append(Problem("accumulate_grad_batches", batches, allowed))

@@ -14,6 +14,9 @@ from rayhive.averaging.optimizer_statistics import kept_in_place
 from rayhive.errors import Problem
 from rayhive.strategy.arguments import StrategyError
 
+#: Key of the state of the optimizer that does local steps, in that of the outer one.
+INNER_STATE = "inner"
+
 
 def check_configured(optimizers: list[Any]) -> Optimizer:
     """Return the module's only optimizer.
@@ -176,14 +179,31 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> int:
 
     Args:
         optimizer: The swarm's optimizer.
-        state: Its ``state_dict``, or that of a plain optimizer.
+        state: That of :func:`state_with_inner`, or the ``state_dict`` of a plain optimizer, which
+            local steps load into the optimizer that steps the module.
 
     Returns:
         The round of the checkpoint; 0 for that of a plain optimizer.
     """
-    inner = optimizer.state_averager.optimizer
+    local = optimizer.local_steps
     entries = dict(state["state"])
     round_ = int(entries.pop("local_epoch", 0))
-    with kept_in_place(inner):
-        inner.load_state_dict({**state, "state": entries})
+    steps_module = {**state, "state": entries}
+    outer = None
+    if INNER_STATE in steps_module:
+        outer, steps_module = steps_module, steps_module.pop(INNER_STATE)
+    if local is not None and outer is not None:
+        _load(optimizer.state_averager.optimizer, outer)
+    _load(optimizer.state_averager.optimizer if local is None else local.inner, steps_module)
     return round_
+
+
+def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    with kept_in_place(optimizer):
+        optimizer.load_state_dict(state)
+
+
+def state_with_inner(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of the swarm's optimizer for a checkpoint, see :func:`load_state`."""
+    local = optimizer.local_steps
+    return state if local is None else {**state, INNER_STATE: local.inner.state_dict()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager
 from rayhive.optim.child_processes import ChildProcesses, end_process
+from rayhive.optim.local_steps import with_common_parameters
 from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.strategy import optimizer_factory
 from rayhive.strategy.arguments import Settings, StrategyError
@@ -64,16 +66,27 @@ class Session:
         self._changes = contextlib.ExitStack()  # of the module, for the length of the fit
         self._errors: list[Exception] = []
         self._running = False
-        refuse_plateau([config.scheduler for config in configs])
-        clipping = clips(trainer, module)
+        arguments = settings.optimizer
+        self._batch_size = arguments["batch_size_per_step"]
+        self._waiting = 0  # samples of batches that Lightning accumulates for one local step
+        local = arguments.get("local_steps") is not None
+        # with local steps the optimizer steps the module itself, as in any other training
+        clipping = clips(trainer, module) and not local
+        if not local:
+            refuse_plateau([config.scheduler for config in configs])
         if clipping:
             refuse_fused(trainer, configured)
-        arguments = settings.optimizer
-        recreates = arguments["offload_optimizer"]
+        recreates = arguments["offload_optimizer"] and not local
         if recreates:
             self._check_recreation(configs)
         optimizer_factory.leave_out_frozen(configured)
-        parts = self._recreated(configured) if recreates else self._as_it_is(configured, configs)
+        if local:
+            configs = self._own_schedulers(configured, configs)
+            parts = self._as_it_is(configured, [], None)
+        elif recreates:
+            parts = self._recreated(configured)
+        else:
+            parts = self._as_it_is(configured, configs, self._scheduler_fn)
         decay = optimizer_factory.NoDecay(parts["params"] or configured.param_groups)
         with self._children.forking():
             self.optimizer: Any = RayhiveOptimizer(
@@ -84,7 +97,7 @@ class Session:
             decay.lift(self.inner.param_groups)
             self.optimizer.defaults = self.inner.defaults  # read by callbacks
             self._share_state(False)
-            self.configs = self._configs(configs)
+            self.configs = configs if local else self._configs(configs)
             if arguments["reuse_grad_buffers"]:
                 self._keep_gradients()
             if clipping:
@@ -96,8 +109,9 @@ class Session:
 
     @property
     def inner(self) -> Optimizer:
-        """The torch optimizer that steps once per round."""
-        inner: Optimizer = self.optimizer.state_averager.optimizer
+        """The torch optimizer of the module; without local steps it steps once per round."""
+        local = self.optimizer.local_steps
+        inner: Optimizer = self.optimizer.state_averager.optimizer if local is None else local.inner
         return inner
 
     @property
@@ -150,9 +164,23 @@ class Session:
             "scheduler": scheduler,
         }
 
-    def _as_it_is(self, configured: Optimizer, configs: list[LRSchedulerConfig]) -> dict[str, Any]:
-        schedulers = [config.scheduler for config in configs]
+    def _own_schedulers(
+        self, configured: Optimizer, configs: list[LRSchedulerConfig]
+    ) -> list[LRSchedulerConfig]:
+        """Return the records with which Lightning steps the schedulers of local steps."""
         given = self._scheduler_fn
+        if given is None:
+            return configs
+        made = given if isinstance(given, LRScheduler) else given(configured)
+        if getattr(made, "optimizer", None) is not configured:
+            allowed = "a scheduler of the optimizer that configure_optimizers returns"
+            raise StrategyError.about("scheduler_fn", type(made).__name__, allowed)
+        return [LRSchedulerConfig(made, interval="step")]
+
+    def _as_it_is(
+        self, configured: Optimizer, configs: list[LRSchedulerConfig], given: Any
+    ) -> dict[str, Any]:
+        schedulers = [config.scheduler for config in configs]
         if isinstance(given, LRScheduler):
             if getattr(given, "optimizer", None) is not configured:
                 raise StrategyError.about(
@@ -242,9 +270,18 @@ class Session:
 
     def expect_batch(self) -> None:
         """Prepare for the gradients of the next batch, whose samples are counted."""
+        if self.optimizer.local_steps is not None:
+            batch = self._batch_size or self.optimizer.batch_size_per_step
+            self._waiting += batch
+            self.optimizer.batch_size_per_step = self._waiting
+            return
         averager, samples = self.optimizer.grad_averager, self.optimizer.batch_size_per_step
         if isinstance(averager, RayhiveGradientAverager) and samples:
             averager.expect_batch(samples)
+
+    def end_step(self) -> None:
+        """Note that the samples of all batches since the last step are counted."""
+        self._waiting = 0
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint's optimizer state and round, and put the schedule there."""
@@ -270,8 +307,36 @@ class Session:
 
     def settle(self) -> None:
         """Wait for background work, and apply its results to the module."""
-        if self._running:
+        if self._running and not self._shows_common:
             self.optimizer.settle()
+
+    # -- local steps -------------------------------------------------------------------------------
+
+    @property
+    def _shows_common(self) -> bool:
+        local = self.optimizer.local_steps
+        return local is not None and bool(local.shows_outer)
+
+    def show_common(self, shown: bool) -> None:
+        """Give the module the parameters that the peers have in common, or its own ones back."""
+        local = self.optimizer.local_steps
+        if local is not None:
+            (local.show_outer if shown else local.hide_outer)()
+
+    def common_state(self, state_dict: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the module's state with the parameters that the peers have in common.
+
+        Background work is awaited for it, and its results are applied.
+        """
+        self.settle()
+        if self.optimizer.local_steps is None or self._shows_common:
+            return state_dict()
+        with with_common_parameters(self.optimizer):
+            return copy.deepcopy(state_dict())
+
+    def checkpointed(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the optimizer's state for a checkpoint; :meth:`restore` restores it."""
+        return optimizer_factory.state_with_inner(self.optimizer, state)
 
     # -- the end -----------------------------------------------------------------------------------
 

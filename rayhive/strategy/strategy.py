@@ -212,7 +212,7 @@ class HivemindStrategy(ReusableStrategy):
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             self._leaving, self._failed = True, False
-            check_trainer(trainer)
+            check_trainer(trainer, self.settings.optimizer.get("local_steps") is not None)
             self._swarm.join()
         super().setup(trainer)
         if fitting:
@@ -276,9 +276,13 @@ class HivemindStrategy(ReusableStrategy):
             self.optimizer.begin_batch()
 
     def on_validation_start(self) -> None:
-        """Begin a break: the peer steps out of the rounds if the validation takes long."""
-        if self._running:
+        """Begin a break: the peer steps out of the rounds if the validation takes long.
+
+        Validates the parameters that the peers have in common.
+        """
+        if self._running and self._session is not None:
             self.optimizer.end_batch()
+            self._session.show_common(True)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Return to the rounds, and count the samples of the batch.
@@ -326,22 +330,33 @@ class HivemindStrategy(ReusableStrategy):
         except _SkippedBatch:
             return None
         finally:
+            session.end_step()
             session.optimizer.end_batch()
         session.raise_errors()
         return result
+
+    def on_validation_end(self) -> None:
+        """Give the module its own parameters back, with local steps."""
+        if self._session is not None and self._running:
+            self._session.show_common(False)
 
     def on_train_end(self) -> None:
         """Wait for background work, and apply its results."""
         if self._session is not None:
             self._session.settle()
+            self._session.show_common(True)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the module's state, with the results of background work."""
-        if self._session is not None:
-            self._session.settle()
-        return super().lightning_module_state_dict()
+        """Return the module's state, with the parameters that the peers have in common."""
+        state_dict = super().lightning_module_state_dict
+        return state_dict() if self._session is None else self._session.common_state(state_dict)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Return the optimizer's state for a checkpoint."""
+        state = super().optimizer_state(optimizer)
+        return state if self._session is None else self._session.checkpointed(state)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Restore the optimizer and the round.

@@ -299,6 +299,9 @@ class Driver:
     def spec(self, record: TrialRecord, scenario: ResolvedScenario, number: int) -> ReplicateSpec:
         """Return the spec of a replicate of a trial; the runner chooses its attempt."""
         config, swarm = self.study.config, self.study.config.swarm
+        plan = scenario.plans[number]
+        if plan is not None:
+            plan = plan.in_rounds_of(record.configuration.local_steps or 1)
         if record.baseline is not None:  # it steps once a round
             swarm = swarm.model_copy(update={"use_local_updates": False})
         return ReplicateSpec(
@@ -307,7 +310,7 @@ class Driver:
             baseline=record.baseline,
             replicate=number,
             scenario=scenario.name,
-            plan=scenario.plans[number],
+            plan=plan,
             seed=self.study.seeds[number],
             workload=config.workload,
             swarm=swarm,

@@ -32,11 +32,15 @@ class PlannedConfiguration:
         configuration: The configuration.
         enqueued: Whether the study enqueues it; otherwise it is a corner of the space.
         traffic: Bytes and least time of a round.
+        rounds: Rounds of a replicate; None if only seconds limit it.
+        bytes_per_sample: Payload that all peers send, by sample of the swarm [B].
     """
 
     configuration: Configuration
     enqueued: bool
     traffic: RoundTraffic
+    rounds: int | None
+    bytes_per_sample: float
 
     @property
     def bytes_per_round(self) -> float:
@@ -71,7 +75,7 @@ class Plan:
         space_size: Distinct configurations in the space; None if a range makes it unbounded.
         trials: Most trials that will run.
         replicates: Most replicates that will run, baselines included.
-        rounds: Rounds of one replicate; None if only seconds limit it.
+        rounds: Rounds of one replicate without local steps; None if only seconds limit it.
         longest_s: Longest training time of all replicates together [s], without their starts.
         dense_bytes: Uncompressed gradients of one peer [B].
         configurations: The enqueued configurations and the corners of the space.
@@ -96,8 +100,11 @@ class Plan:
 
         None without limited links, or if only seconds limit a replicate.
         """
-        times = [row.traffic.seconds for row in self.configurations]
-        known = [seconds * (self.rounds or 0) for seconds in times if seconds is not None]
+        known = [
+            row.traffic.seconds * row.rounds
+            for row in self.configurations
+            if row.traffic.seconds is not None and row.rounds is not None
+        ]
         return (min(known), max(known)) if known and self.rounds is not None else None
 
     @property
@@ -143,7 +150,14 @@ def _rows(study: ResolvedStudy) -> Iterator[PlannedConfiguration]:
         distinct.setdefault(study.space.key(item), item)
     for item in distinct.values():
         traffic = round_traffic(workload.shapes, workload.extras, item, config.swarm)
-        yield PlannedConfiguration(item, item in config.enqueue, traffic)
+        size = item.round_size(config.swarm.target_batch_size)
+        yield PlannedConfiguration(
+            configuration=item,
+            enqueued=item in config.enqueue,
+            traffic=traffic,
+            rounds=config.budget.rounds(size),
+            bytes_per_sample=traffic.bytes * config.swarm.peers / size,
+        )
 
 
 def _corners(space: Space) -> Iterator[Configuration]:

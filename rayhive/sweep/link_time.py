@@ -23,7 +23,8 @@ class RoundTraffic:
         state_every: Rounds between two averagings of parameters; None for averagings with a
             reason only, of which a plan knows nothing.
         gradient_bytes: Gradient payload that one peer sends in a round, the mean over peers [B].
-        state_bytes: Payload of parameters and extra tensors, the same way [B].
+        state_bytes: Payload of parameters, outer momentum and extra tensors, the same way [B].
+            The statistics that ``inner_state: average`` adds are not known before the training.
         seconds: Least time on the links of a round [s]; None if no link has a rate or a delay.
     """
 
@@ -61,8 +62,10 @@ def round_traffic(
         gradients = configuration_payload(shapes, configuration, rates=rates)
     every = values["average_state_every"]
     if every == "auto":  # as rayhive.optim.parameter_rounds.period_of
-        every = 1 if swarm.use_local_updates or extras else None
-    state = payload((*shapes, *extras), codec=values["state_codec"], rates=rates)
+        averaged = swarm.use_local_updates or values["inner_state"] == "average"
+        every = 1 if averaged or extras else None
+    outer = shapes if values["outer_momentum"] else ()  # averaged with the parameters
+    state = payload((*shapes, *outer, *extras), codec=values["state_codec"], rates=rates)
     seconds = 0.0 if gradients is None else allreduce_seconds(gradients, swarm)
     if every is not None:
         seconds += allreduce_seconds(state, swarm) / every

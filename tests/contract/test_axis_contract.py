@@ -30,21 +30,42 @@ REFUSED: tuple[Any, ...] = ([], {}, float("nan"), "no such value", -1, True)
 
 
 def contexts(axis: Axis) -> list[Configuration]:
-    """Return configurations of the other axes' examples, the axis itself at its default."""
+    """Return configurations of the other axes' examples, the axis itself at its default.
 
-    def points(other: Axis) -> tuple[Any, ...]:
-        if other.name == axis.name:
-            return (None if axis.depends_on else axis.default,)
-        return tuple(dict.fromkeys((other.default, *other.examples)))
+    Axes of the same family, which depend on each other, are combined; of the other families, the
+    axes of one at a time leave their defaults.
+    """
+    own = family(axis)
+    found: dict[str, Configuration] = {}
+    for others in {family(other) for other in AXES}:
 
-    return list(combinations(points))
+        def points(other: Axis, varied: frozenset[str] = own | others) -> tuple[Any, ...]:
+            if other.name == axis.name or other.name not in varied:
+                return (None if other.depends_on else other.default,)
+            return tuple(dict.fromkeys((other.default, *other.examples)))
+
+        found |= {str(item): item for item in combinations(points)}
+    return list(found.values())
+
+
+def family(axis: Axis) -> frozenset[str]:
+    """Return the names of the axes that an axis depends on, or that depend on it, at any remove."""
+    found = {axis.name}
+    for _ in AXES:
+        found |= {name for each in AXES if each.name in found for name in links(each)}
+        found |= {each.name for each in AXES if found & links(each)}
+    return frozenset(found)
+
+
+def links(axis: Axis) -> frozenset[str]:
+    return frozenset((*axis.depends_on, *axis.drawn_after))
 
 
 def described(value: Any) -> object:
     """Return something that compares equal for arguments with the same effect."""
     if isinstance(value, partial):
         return value.func, value.args, sorted(value.keywords.items())
-    if isinstance(value, (bool, int, float, str)):
+    if isinstance(value, (bool, int, float, str, type(None))):
         return value
     return type(value), sorted((name, repr(item)) for name, item in vars(value).items())
 

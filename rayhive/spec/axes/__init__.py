@@ -25,6 +25,10 @@ REGISTERED.register_lazy(
     "average_state_every", "rayhive.spec.axes.average_state_every:AverageStateEvery"
 )
 REGISTERED.register_lazy("state_codec", "rayhive.spec.axes.state_codec:StateCodec")
+REGISTERED.register_lazy("local_steps", "rayhive.spec.axes.local_steps:LocalSteps")
+REGISTERED.register_lazy("outer_lr", "rayhive.spec.axes.outer_lr:OuterLR")
+REGISTERED.register_lazy("outer_momentum", "rayhive.spec.axes.outer_momentum:OuterMomentum")
+REGISTERED.register_lazy("inner_state", "rayhive.spec.axes.inner_state:InnerState")
 
 
 def draw_order(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

@@ -1,0 +1,144 @@
+"""Local steps in Lightning: a peer alone that adopts its own progress trains like plain Lightning.
+
+With the outer learning rate 1 and without momentum, the outer parameters of a peer without company
+become its local ones. Whatever Lightning does in an inner step has to have the same effect then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.swarm_helpers import call
+
+pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
+
+BATCHES = 24
+#: Precision and batches that Lightning accumulates for one step.
+CASES = [("32-true", 2), ("bf16-mixed", 1), ("16-mixed", 1)]
+
+
+def fits(folder: str, precision: str, accumulated: int, hivemind: bool) -> dict[str, Any]:
+    """Train; return the loss of each batch, the rates, and what a checkpoint keeps."""
+    import torch
+    from lightning.pytorch import Callback
+
+    from rayhive import HivemindStrategy
+    from tests.integration.toy import ALONE, Regression, flat, loader, trainer
+
+    rates: list[float] = []
+
+    class Rates(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    events: list[tuple[str, dict[str, Any]]] = []
+    options = {
+        "accumulate_grad_batches": accumulated,
+        "gradient_clip_val": 0.05,
+        "precision": precision,
+        "max_steps": BATCHES // accumulated,
+    }
+
+    def scheduled(optimizer: Any) -> Any:
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.7)
+        return {"scheduler": scheduler, "interval": "step"}
+
+    strategy: Any = "auto"
+    if hivemind:
+        strategy = HivemindStrategy(
+            **{**ALONE, "target_batch_size": 32},
+            local_steps=4,  # 128 samples: 8 batches
+            outer_lr=1.0,
+            outer_momentum=0.0,
+            on_event=lambda kind, fields: events.append((kind, fields)),
+        )
+    module = Regression(
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), scheduler=scheduled
+    )
+    fitted = trainer(strategy, Rates(), **options)
+    fitted.fit(module, loader())
+    path = Path(folder) / f"{hivemind}.ckpt"
+    fitted.save_checkpoint(path)
+    saved = torch.load(path, weights_only=False)
+    state = saved["optimizer_states"][0]
+    state = state.get("inner", state)["state"]
+    return {
+        "losses": module.losses,
+        "rates": rates,
+        "weights": flat(module),
+        "saved": [v for t in saved["state_dict"].values() for v in t.flatten().tolist()],
+        "moments": [float(each["exp_avg"].norm()) for each in state.values()],
+        "rounds": [f["samples"] for kind, f in events if kind == "round"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("precision", "accumulated"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])],
+)
+def test_inner_steps_are_those_of_plain_lightning(
+    tmp_path: Path, precision: str, accumulated: int
+) -> None:
+    given = {"folder": str(tmp_path), "precision": precision, "accumulated": accumulated}
+    plain, local = (call(fits, hivemind=each, **given) for each in (False, True))
+    wanted, found = plain.result(120), local.result(120)
+    assert found["rounds"] == [128, 128, 128]
+    assert found["rates"] == pytest.approx(wanted["rates"]) and len(set(wanted["rates"])) > 3
+    tolerance = 1e-4 if precision == "32-true" else 1e-2
+    for key in ("losses", "weights", "saved", "moments"):
+        assert found[key] == pytest.approx(wanted[key], rel=tolerance, abs=tolerance / 10), key
+
+
+def resumed(folder: str) -> dict[str, Any]:
+    """Save in the middle of a round, and go on from the checkpoint in a new trainer."""
+    import torch
+    from lightning.pytorch import Callback
+
+    from rayhive import HivemindStrategy
+    from tests.integration.toy import ALONE, Regression, flat, loader, trainer
+
+    path = Path(folder) / "middle.ckpt"
+    seen: dict[str, Any] = {}
+
+    class Look(Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            optimizer = trainer.optimizers[0]
+            outer = optimizer.state_averager.optimizer
+            seen["start"] = flat(module)
+            seen["round"] = optimizer.local_epoch
+            inner = optimizer.local_steps.inner.state.values()
+            seen["inner"] = [float(each["momentum_buffer"].norm()) for each in inner]
+            seen["outer"] = [float(each["momentum_buffer"].norm()) for each in outer.state.values()]
+
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            if trainer.global_step == 11 and not path.exists():  # after a round, and 3 batches more
+                optimizer = trainer.optimizers[0]
+                seen["local"], seen["common"] = flat(module), []
+                for tensor in optimizer.local_steps.outer_parameters:
+                    seen["common"] += tensor.flatten().tolist()
+                trainer.save_checkpoint(path)
+                seen["after"] = flat(module)
+
+    results = []
+    for checkpoint in (None, path):
+        seen = {}
+        strategy = HivemindStrategy(**{**ALONE, "target_batch_size": 32}, local_steps=4)
+        fitted = trainer(strategy, Look(), max_steps=12)
+        fitted.fit(Regression(), loader(), ckpt_path=checkpoint, weights_only=False)
+        results.append(seen)
+    torch.set_num_threads(1)
+    return {"first": results[0], "second": results[1]}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_holds_the_outer_parameters_and_both_optimizers(tmp_path: Path) -> None:
+    found = call(resumed, folder=str(tmp_path)).result(120)
+    first, second = found["first"], found["second"]
+    assert first["local"] != first["common"], "there was no progress to leave out"
+    assert first["after"] == first["local"], "saving has changed the local parameters"
+    assert second["start"] == first["common"]
+    assert second["round"] == 1
+    assert all(value > 0 for value in (*second["inner"], *second["outer"]))

@@ -1,0 +1,216 @@
+"""Local progress: every step of a peer enters exactly one round, whatever becomes of the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from rayhive.errors import ConfigError
+from rayhive.optim.local_steps import (
+    LocalSteps,
+    LocalStepsRule,
+    common_parameters,
+    with_common_parameters,
+)
+from rayhive.spec import Configuration, SweepConfig
+from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
+from rayhive.spec.rules import check_sweep
+from rayhive.sweep.link_time import round_traffic
+
+
+class Averager:
+    """Keeps what a peer contributes to a round."""
+
+    local_samples_accumulated = 0
+
+    def set_accumulated(self, values: Iterable[torch.Tensor], samples: int) -> None:
+        self.sent, self.weight = [value.clone() for value in values], samples
+        self.local_samples_accumulated = 0  # as after each round
+
+
+class Peer:
+    """A peer with one parameter of two elements, which moves by -1 with each batch."""
+
+    def __init__(self, delayed: bool = False, inner_state: Any = "keep") -> None:
+        self.parameter = torch.nn.Parameter(torch.tensor([10.0, 20.0]))
+        self.inner = torch.optim.SGD([self.parameter], lr=1.0, momentum=0.0)
+        rule = LocalStepsRule(4, 1.0, 0.0, inner_state)
+        self.averager: Any = Averager()
+        self.local = LocalSteps(rule, self.inner, [self.parameter], self.averager, delayed)
+        self.outer = torch.tensor([10.0, 20.0])
+
+    def batches(self, count: int, samples: int = 8) -> None:
+        for _ in range(count):
+            self.parameter.grad = torch.ones(2)
+            self.local.step(samples)
+
+    def change_outer(self, by: float) -> None:
+        self.outer = self.outer + by
+        self.local.adopt([self.outer])
+
+    @property
+    def value(self) -> float:
+        assert float(self.parameter.detach().diff()) == 10.0
+        return float(self.parameter.detach()[0])
+
+
+def test_a_round_takes_the_progress_and_sets_the_parameters() -> None:
+    peer = Peer()
+    peer.batches(3)
+    peer.local.take()
+    assert peer.averager.sent[0].tolist() == [3.0, 3.0] and peer.averager.weight == 24
+    peer.change_outer(-2.5)
+    peer.local.end_round(skipped=False)
+    assert torch.equal(peer.parameter.detach(), peer.outer)
+    peer.batches(1)
+    peer.local.take()
+    assert peer.averager.sent[0].tolist() == [1.0, 1.0] and peer.averager.weight == 8
+
+
+def test_steps_during_a_delayed_round_enter_the_next_one() -> None:
+    peer = Peer(delayed=True)
+    peer.batches(3)
+    peer.local.take()
+    peer.batches(2)
+    peer.change_outer(-4.0)
+    assert peer.value == 10 - 4 - 2
+    peer.change_outer(-0.5)  # parameters were averaged afterwards
+    assert peer.value == 10 - 4.5 - 2
+    peer.local.take()
+    assert peer.averager.sent[0].tolist() == [2.0, 2.0] and peer.averager.weight == 16
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_a_skipped_round_leaves_its_progress_to_the_next_one(delayed: bool) -> None:
+    peer = Peer(delayed)
+    peer.batches(3)
+    peer.local.take()
+    peer.local.keep()
+    peer.local.end_round(skipped=True)
+    peer.change_outer(0.0)  # as after the end of background work
+    assert peer.value == 7
+    peer.batches(1)
+    peer.local.take()
+    assert peer.averager.sent[0].tolist() == [4.0, 4.0] and peer.averager.weight == 32
+    peer.change_outer(-4.0)
+    peer.local.take()
+    assert peer.averager.weight == 0
+
+
+def test_refused_progress_is_dropped() -> None:
+    peer = Peer()
+    peer.batches(3)
+    peer.local.take()
+    peer.local.end_round(skipped=True)
+    assert peer.value == 10
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_parameters_that_are_not_finite_never_survive_a_round(delayed: bool) -> None:
+    peer = Peer(delayed)
+    peer.batches(2)
+    peer.parameter.data[0] = torch.nan
+    peer.local.take()
+    peer.local.keep()
+    if delayed:
+        peer.batches(1)
+        peer.change_outer(-1.0)
+    else:
+        peer.local.end_round(skipped=True)
+    assert torch.equal(peer.parameter.detach(), peer.outer)
+
+
+def test_a_download_moves_progress_that_is_kept_and_drops_the_rest() -> None:
+    peer = Peer()
+    peer.batches(2)
+    peer.change_outer(5.0)
+    assert peer.value == 13
+    peer.local.drop()
+    assert torch.equal(peer.parameter.detach(), peer.outer)
+
+
+def test_a_joiner_begins_with_the_bits_of_the_outer_parameters() -> None:
+    peer = Peer()
+    downloaded = torch.tensor([0.1, 1 / 3])
+    peer.local.adopt([downloaded])
+    assert torch.equal(peer.parameter.detach(), downloaded)
+
+
+def test_statistics_are_dropped_after_a_round_if_asked_to() -> None:
+    peer = Peer(inner_state="reset")
+    peer.inner.state[peer.parameter]["momentum_buffer"] = torch.ones(2)
+    peer.local.take()
+    peer.change_outer(0.0)
+    peer.local.end_round(skipped=False)
+    assert not peer.inner.state
+
+
+def test_peers_show_the_outer_parameters_for_a_while() -> None:
+    peer = Peer()
+    peer.batches(2)
+    optimizer: Any = type("Optimizer", (), {"local_steps": peer.local})()
+    with with_common_parameters(optimizer), with_common_parameters(optimizer):
+        assert peer.value == 10
+    assert peer.value == 8
+    assert common_parameters(optimizer)[0].tolist() == [10.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({"local_steps": 0}, {"local_steps"}),
+        ({"local_steps": True, "outer_lr": 0.0}, {"local_steps", "outer_lr"}),
+        ({"local_steps": 2, "outer_momentum": 1.0}, {"outer_momentum"}),
+        ({"local_steps": 2, "inner_state": "kept"}, {"inner_state"}),
+        ({"outer_lr": 0.5, "inner_state": "keep"}, {"outer_lr", "inner_state"}),
+        (
+            {"local_steps": 2, "use_local_updates": True, "reuse_grad_buffers": True},
+            {"use_local_updates", "reuse_grad_buffers"},
+        ),
+        ({"local_steps": 2, "average_opt_statistics": ["exp_avg"]}, {"average_opt_statistics"}),
+        ({"local_steps": 2, "grad_averager_factory": Averager}, {"grad_averager_factory"}),
+    ],
+)
+def test_mistakes_are_told_at_once(options: dict[str, Any], keys: set[str]) -> None:
+    names = ("local_steps", "outer_lr", "outer_momentum", "inner_state")
+    given = [options.pop(name, None) for name in names]
+    with pytest.raises(ConfigError) as found:
+        LocalStepsRule.read(options, *given)
+    assert {problem.key for problem in found.value.problems} == keys
+
+
+def test_a_round_of_local_steps_fits_into_the_budget() -> None:
+    study = {
+        "name": "study",
+        "workload": {"name": "digits"},
+        "swarm": {"target_batch_size": 256},
+        "space": {"local_steps": [None, 4, 16]},
+        "budget": {"samples_per_replicate": 2048},
+    }
+    (problem,) = check_sweep(SweepConfig.model_validate(study))
+    assert (problem.key, problem.value) == ("space.local_steps", 16)
+
+
+def test_a_fault_strikes_after_as_many_samples() -> None:
+    faults = tuple(
+        PlannedFault(id=f"f{n}", kind="kill", who=("peer-0",), at=at)
+        for n, at in enumerate((At(round=1), At(round=10), At(seconds=5.0), At(round=16)))
+    )
+    plan = FaultPlan(peers=2, faults=faults)
+    assert plan.in_rounds_of(1) == plan
+    assert [fault.at.round for fault in plan.in_rounds_of(8).faults] == [1, 2, None, 2]
+
+
+def test_parameters_travel_with_the_outer_momentum() -> None:
+    from rayhive.spec import SwarmConfig
+
+    def state(**values: Any) -> float:
+        configuration = Configuration(average_state_every=1, **values)
+        return round_traffic([(10, 4)], [], configuration, SwarmConfig(peers=2)).state_bytes
+
+    assert state() == 160.0
+    assert state(local_steps=4) == 320.0
+    assert state(local_steps=4, outer_momentum=0.0) == 160.0
