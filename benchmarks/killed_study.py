@@ -4,7 +4,7 @@ Claim: a study of 24 configurations, 3 replicates, 2 scenarios and 2 baselines w
 killed ten times at random has each (configuration, scenario, seed) of the uninterrupted study in
 its table, each exactly once.
 
-The study is ``experiments/spot.yaml``. It runs twice, each time on a testbed of its own. In the
+The study is ``benchmarks/killed_study.yaml``. It runs twice, each time on a testbed of its own. In the
 second run, SIGKILL hits the driver, the supervisor of the running replicate, or the agent of a
 node; a killed driver is started again by the same command. A kill comes at a random share of the
 replicates and some seconds later: the seed determines both, and the targets.
@@ -39,7 +39,7 @@ from benchmarks.study_coverage import coverage, differences, other_outcomes
 from benchmarks.swarm import ROOT, conditions, end_on_sigterm
 
 LIMIT_S = 14400
-STUDY = ROOT / "experiments" / "spot.yaml"
+STUDY = ROOT / "benchmarks" / "killed_study.yaml"
 #: Variable that marks every process of a run: its driver, its testbed, and all of their children.
 MARK = "RAYHIVE_KILLED_STUDY"
 #: Targets and the beginnings of their processes' titles; half of the kills are of drivers.
