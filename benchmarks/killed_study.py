@@ -4,8 +4,8 @@ Claim: a study of 24 configurations, 3 replicates, 2 scenarios and 2 baselines w
 killed ten times at random has each (configuration, scenario, seed) of the uninterrupted study in
 its table, each exactly once.
 
-The study is ``benchmarks/killed_study.yaml``. It runs twice, each time on a testbed of its own. In the
-second run, SIGKILL hits the driver, the supervisor of the running replicate, or the agent of a
+The study is ``benchmarks/killed_study.yaml``. It runs twice, each time on a testbed of its own. In
+the second run, SIGKILL hits the driver, the supervisor of the running replicate, or the agent of a
 node; a killed driver is started again by the same command. A kill comes at a random share of the
 replicates and some seconds later: the seed determines both, and the targets.
 

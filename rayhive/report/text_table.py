@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rayhive.columns import Column
-from rayhive.report.table import Cell, TableModel
+from rayhive.report.brief import COUNTS
+from rayhive.report.table import EMPTY, Cell, TableModel
 
 #: Characters of a column name from which it is broken after underscores, and of each line then.
 LONG_NAME, NAME_LINE = 16, 14
@@ -22,10 +23,11 @@ KEY_WIDTH = 30
 #: Width at which lists are wrapped.
 LIST_WIDTH = 40
 #: Widths to which the key columns of a brief table shrink before it is broken into blocks.
-NARROW_KEYS = (24, 20, 16, 13)
+NARROW_KEYS = (24, 20, 16, 13, 11)
 #: Columns that a brief table leaves out, in this order, where it would not fit with keys of
-#: :data:`KEPT_KEYS` characters; the number of replicates only if the title tells it.
-OPTIONAL = ("not_separable", "n")
+#: :data:`KEPT_KEYS` characters; the number of replicates only if the title tells it. Replicates
+#: without a result are counted in that column then, as in ``1/3``.
+OPTIONAL = ("not_separable", "n", "retention", *COUNTS)
 KEPT_KEYS = 20
 
 
@@ -73,14 +75,40 @@ def _narrowed(model: TableModel, width: int) -> tuple[TableModel, list[str]]:
         further = range(model.keys, len(model.columns))
         if _width(_sized_table(model, further, False, KEPT_KEYS)) <= width:
             break
-        at = next((n for n in further if model.columns[n].name == name), None)
+        at = _position(model, name)
         if at is None or (name == "n" and len({line[at] for line in model.rows}) > 1):
             continue
+        if name in COUNTS:
+            counted = _counted(model, at)
+            if counted is None:
+                continue
+            model = counted
         columns = (*model.columns[:at], *model.columns[at + 1 :])
         rows = tuple((*line[:at], *line[at + 1 :]) for line in model.rows)
         model = replace(model, columns=columns, rows=rows)
         left_out.append(name)
     return model, left_out
+
+
+def _position(model: TableModel, name: str) -> int | None:
+    """Return the position of a column; None if the table lacks it."""
+    return next((n for n, column in enumerate(model.columns) if column.name == name), None)
+
+
+def _counted(model: TableModel, at: int) -> TableModel | None:
+    """Return a table whose column ``n`` also counts the replicates of a column: ``1/3``."""
+    n = _position(model, "n")
+    if n is None:
+        return None
+    rows = []
+    for line in model.rows:
+        number, count = line[n].text, line[at].text
+        if count not in ("0", EMPTY):
+            done, _, total = number.partition("/")
+            text = f"{done}/{int(total or done.split()[0]) + int(count)}"
+            line = (*line[:n], replace(line[n], text=text), *line[n + 1 :])
+        rows.append(line)
+    return replace(model, rows=tuple(rows))
 
 
 def _blocks(model: TableModel, width: int) -> list[list[int]]:
@@ -107,15 +135,24 @@ def _width(table: Table) -> int:
 
 
 def _table(model: TableModel, block: Sequence[int], color: bool, width: int) -> Table:
-    """Return one block. That of a brief table wraps its keys as far as it takes to fit."""
-    for key_width in (KEY_WIDTH, *(NARROW_KEYS if model.brief else ())):
-        table = _sized_table(model, block, color, key_width)
+    """Return one block.
+
+    That of a brief table wraps its keys as far as it takes to fit, and then does without the names
+    of the groups, which can be wider than their columns.
+    """
+    sizes = [(KEY_WIDTH, True)]
+    if model.brief:
+        sizes += [(keys, groups) for groups in (True, False) for keys in NARROW_KEYS]
+    for key_width, groups in sizes:
+        table = _sized_table(model, block, color, key_width, groups)
         if _width(table) <= width:
             break
     return table
 
 
-def _sized_table(model: TableModel, block: Sequence[int], color: bool, key_width: int) -> Table:
+def _sized_table(
+    model: TableModel, block: Sequence[int], color: bool, key_width: int, groups: bool = True
+) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style=""
     )
@@ -128,7 +165,7 @@ def _sized_table(model: TableModel, block: Sequence[int], color: bool, key_width
         title = column.group if column.group != group else ""
         group = column.group
         names = _name_lines(column)
-        lines = [title, *[""] * (height - len(names)), *names]
+        lines = [*([title] if groups else []), *[""] * (height - len(names)), *names]
         lines += [f"[{column.unit}]" if column.unit else ""] if units else []
         table.add_column(
             Text("\n".join(lines)),

@@ -205,6 +205,42 @@ def test_the_default_table_is_one_block_at_any_usual_width(tmp_path: Path, width
     assert not any(line.startswith("  %") for line in lines)
 
 
+@pytest.mark.parametrize("width", [80, 90, 100, 140])
+def test_a_table_with_faults_and_baselines_is_one_block(tmp_path: Path, width: int) -> None:
+    """As in a study on spot nodes: baselines fail under faults."""
+    logs = [
+        Log(
+            make_spec(trial=trial, replicate=n, scenario=scenario, baseline=baseline, **settings),
+            seconds=(
+                2.0,
+                20 + trial + 0.3 * n * (trial + 1) if trial is not None else 30 + n,
+                0.6,
+                0.7,
+            ),
+            payload=400_000 + 9000 * n * (1 + (trial or 0)),
+            state="failed" if failing and (n or scenario == "spot-churn") else "completed",
+        )
+        for trial, baseline, settings, failing in (
+            (0, None, {"configuration": Configuration(powersgd_rank=4)}, False),
+            (1, None, {"configuration": Configuration(codec="float16", powersgd_rank=4)}, False),
+            (None, "elastic", {}, True),
+        )
+        for scenario in ("none", "spot-churn")
+        for n in range(2)
+    ]
+    objectives = {"time_to_target_s": "minimize", "payload_bytes_per_sample": "minimize"}
+    lines = results_text(write_run(tmp_path / "run", logs, objectives), console_width=width)
+    text = lines.splitlines()
+    assert sum(line.startswith("─") for line in text) == 1
+    assert max(map(len, text)) <= width
+    left_out = lines.partition("Left out at this width: ")[2]
+    assert ("retention" in left_out) == (width < 140)
+    merged = "n_failed" in left_out
+    assert merged if width == 80 else not merged or width < 140
+    assert re.search(rf"spot-churn( +-)+ +{'0/2' if merged else '0 +2'}\b", lines)
+    assert "pareto_" in lines
+
+
 def test_different_numbers_of_replicates_are_always_shown(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"none": (0.5, 0.6, 0.7), "float16": (0.9, 0.8)})
     text = results_text(run, console_width=66)
