@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rayhive.columns import Row, find_column
 from rayhive.metrics.aggregate import comparable, is_censored, ran
+from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.differences import Difference, difference_text, differences_to
 from rayhive.report.numbers import number_text
 from rayhive.report.results import Results
@@ -35,7 +36,8 @@ def baseline_lines(results: Results, row: Row, place: str = "") -> Iterator[str]
 def _compared(results: Results, row: Row, base: Row) -> str:
     reason = _reason(results, base)
     if not base["n"]:
-        return f"none of its {count_text(ran(base), 'replicate')} finished{reason}"
+        text = f"none of its {count_text(ran(base), 'replicate')} finished{reason}"
+        return f"{text}{_without_faults(results, row, base)}"
     names = tuple(results.objectives)
     found = differences_to(row, base, names)
     parts = [_part(each) for each in found if each.value is not None]
@@ -45,6 +47,28 @@ def _compared(results: Results, row: Row, base: Row) -> str:
     if base["n_failed"]:
         parts.append(f"{base['n_failed']} of its {ran(base)} replicates failed{reason}")
     return "; ".join(parts) or "no seed in common"
+
+
+def _without_faults(results: Results, row: Row, base: Row) -> str:
+    """Return what a baseline that faults ended measured without them; empty if it did not."""
+    twin = next(
+        (
+            each
+            for each in results.folded
+            if each["baseline"] == base["baseline"]
+            and each["scenario"] == NO_FAULTS != base["scenario"]
+            and comparable({**each, "scenario": base["scenario"]}, base)
+        ),
+        None,
+    )
+    if twin is None or not twin["n"]:
+        return ""
+    parts = []
+    for name in results.objectives:
+        column = find_column(name)
+        unit = f" {column.unit}" if column is not None and column.unit else ""
+        parts.append(f"{name} {_value(twin, name)} (here {_value(row, name)}{unit} with faults)")
+    return f"; without faults it has {' and '.join(parts)}"
 
 
 def _part(found: Difference) -> str:

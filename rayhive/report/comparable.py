@@ -8,6 +8,7 @@ from typing import TypeAlias
 from rayhive.errors import Problem
 from rayhive.metrics.stats import LEAST_BY_RANK
 from rayhive.report.settings import Replicate, Settings, differing
+from rayhive.report.table_notes import count_text
 from rayhive.timeline import FINISHED
 
 #: Columns that may differ between runs that are compared: often what the comparison is about.
@@ -111,7 +112,8 @@ def left_out(groups: Iterable[Group]) -> Iterator[str]:
         }
         for side, count in bad.items():
             if count:
-                yield f"{label}, {scenario}: {count} replicates of the {side} run did not finish."
+                replicates = count_text(count, "replicate")
+                yield f"{label}, {scenario}: {replicates} of the {side} run did not finish."
     if pairs and 0 < min(pairs) < LEAST_BY_RANK:
         yield (
             f"With fewer than {LEAST_BY_RANK} pairs an interval rests on the assumption of normal "

@@ -34,6 +34,7 @@ from rayhive.report.comparable import (
     shared_groups,
 )
 from rayhive.report.settings import Replicate, read_replicates, settings_of
+from rayhive.report.table_notes import count_text
 from rayhive.timeline import FINISHED, UNCOUNTED, UNKNOWN
 
 #: Columns that are compared besides the objectives, if the runs have them.
@@ -228,7 +229,7 @@ def _values(
         ]
         left = len(found[0]) - len(whole)
         if any(value is not None for side in found for value in side):
-            return sides or [[], []], f"{left} pairs without a value left out" if left else ""
+            return sides or [[], []], f"{count_text(left, 'pair')} without a value left out" if left else ""
         return [[], []], ""
     return [[value for value in side if value is not None] for side in found], ""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rayhive.report.comparison import Comparison, Comparisons
 from rayhive.report.numbers import number_text
+from rayhive.report.table_notes import count_text
 
 
 def comparison_rows(found: Comparisons) -> list[dict[str, Any]]:
@@ -44,7 +45,7 @@ def comparison_texts(found: Comparisons) -> list[dict[str, str]]:
             "a": _text(row.a),
             "b": _text(row.b),
             "change": change_text(row),
-            "n": f"{row.n} {'pairs' if row.paired else 'each'}",
+            "n": count_text(row.n, "pair") if row.paired else f"{row.n} each",
             "p": "" if row.p_holm is None else f"{row.p_holm:.2g}",
             "verdict": row.verdict + (f" ({row.note})" if row.note else ""),
         }

@@ -184,6 +184,28 @@ def test_sentences_compare_the_chosen_row_with_each_baseline(run: Path) -> None:
     assert [line for line in advice_lines(results, results.folded) if line.startswith("Against")]
 
 
+def test_a_baseline_that_faults_end_is_compared_without_them(tmp_path: Path) -> None:
+    logs = []
+    for scenario, factor, state in (("none", 1.0, "completed"), ("story", 1.1, "failed")):
+        for seed in range(2):
+            fields = {"replicate": seed, "scenario": scenario}
+            seconds = tuple(factor * s for s in (2.0, 0.5, 0.6, 0.7))
+            logs.append(Log(make_spec(**fields), seconds=seconds))
+            ddp = make_spec(trial=None, baseline="ddp", **fields)
+            logs.append(Log(ddp, seconds=(3.0, 0.5, 0.6, 0.7), state=state))
+    results = load_results(write_run(tmp_path / "run", logs))
+    faulted = next(row for row in results.folded if row["scenario"] == "story")
+    (line,) = baseline_lines(results, faulted)
+    assert line.startswith("Against ddp (baseline): none of its 2 replicates finished: rounds; ")
+    # the second evaluation, after 3 + 0.5 + 0.6 s and the time of the last round
+    twin = next(r for r in results.folded if r["baseline"] and r["scenario"] == "none")
+    here, there = (f"{row['time_to_target_s']:.3f}" for row in (faulted, twin))
+    assert f"time_to_target_s {there} (here {here} s with faults)" in line
+    assert "without faults it has" in line
+    without = next(row for row in results.folded if row["scenario"] == "none")
+    assert "with faults" not in " ".join(baseline_lines(results, without))
+
+
 def test_what_a_baseline_does_not_count_is_empty_and_said_to_be(tmp_path: Path) -> None:
     uncounted = {(n, peer): {"sent_bytes": None} for n in range(1, 5) for peer in range(2)}
     logs = [

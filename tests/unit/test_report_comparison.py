@@ -124,8 +124,8 @@ def test_a_failed_replicate_has_no_value_and_is_counted(tmp_path: Path) -> None:
     Log(spec=make_spec(replicate=2, seed=3), state="diverged").write(b)
     found = compare(a, b)
     assert of(found, "final_loss").n == 2
-    assert "1 pairs without a value left out" in of(found, "final_loss").note
-    assert any("1 replicates of the second run did not finish" in note for note in found.notes)
+    assert "1 pair without a value left out" in of(found, "final_loss").note
+    assert any("1 replicate of the second run did not finish" in note for note in found.notes)
 
 
 def test_every_reason_against_a_comparison_is_told(tmp_path: Path) -> None:

@@ -241,6 +241,23 @@ def test_an_open_choice_names_the_first_and_the_ranges_of_all(tmp_path: Path) ->
     assert "says how many replicates would tell" in words
 
 
+def test_faults_are_counted_where_the_plans_of_the_replicates_differ(tmp_path: Path) -> None:
+    def words(*seconds: float) -> str:
+        logs = []
+        for n, at in enumerate(seconds):
+            fault = PlannedFault(id="f0", kind="kill", who=(f"peer-{n}",), at=At(seconds=at))
+            plan = FaultPlan(peers=2, scenario="story", faults=(fault,))
+            logs += [
+                Log(make_spec(trial=0, replicate=n)),
+                Log(make_spec(trial=0, replicate=n, scenario="story", plan=plan)),
+            ]
+        run = write_run(tmp_path / str(seconds), logs)
+        return page_of(run).words("recommendation")
+
+    assert "story: kill of 1 peer at 4 s" in words(4, 4)  # of another peer
+    assert "story: 1 fault a replicate (1 kill)" in words(4, 5)
+
+
 def test_many_faults_of_a_plan_are_counted_by_kind() -> None:
     faults = [
         PlannedFault(id=f"f{n}", kind=kind, who=(who,), at=At(seconds=n), heal_after_s=2)
@@ -250,7 +267,7 @@ def test_many_faults_of_a_plan_are_counted_by_kind() -> None:
     assert faults_text(few) == (
         "kill of 1 peer at 0 s, healed after 2 s; kill_node of 1 node at 1 s, healed after 2 s"
     )
-    assert faults_text(many) == "4 faults a replicate (2 kill, 2 kill_node)"
+    assert faults_text(many) == "4 faults a replicate (2 kill, 2 kill_node), each healed after 2 s"
 
 
 def test_without_rates_the_map_says_what_is_missing(swept: Page) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rayhive.columns import Row
 from rayhive.metrics.rows import NO_FAULTS
@@ -71,12 +70,16 @@ def _nodes(run: RunData) -> str:
 
 
 def scenario_text(run: RunData, scenario: str) -> str:
-    """Return the faults of a scenario in words, as its first replicate had them planned."""
+    """Return the planned faults of a scenario in words.
+
+    Single faults are listed only where the replicates differ in their targets alone.
+    """
     if scenario == NO_FAULTS:
         return "without faults"
     specs = (each.spec for each in run.replicates if each.spec.scenario == scenario)
-    plan = next((spec.plan for spec in specs if spec.plan is not None), None)
-    faults = "" if plan is None else faults_text(plan)
+    plans = [spec.plan for spec in specs if spec.plan is not None]
+    texts = {faults_text(plan) for plan in plans}
+    faults = texts.pop() if len(texts) == 1 else _counts(plans)
     return f"scenario {scenario}{f': {faults}' if faults else ''}"
 
 
@@ -84,9 +87,29 @@ def faults_text(plan: FaultPlan) -> str:
     """Return the faults of a plan in words, without their targets; empty without any."""
     if len(plan.faults) <= LISTED:
         return "; ".join(map(_fault_text, plan.faults))
-    kinds = Counter(fault.kind for fault in plan.faults)
-    listed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
-    return f"{len(plan.faults)} faults a replicate ({listed})"
+    return _counts([plan])
+
+
+def _counts(plans: Sequence[FaultPlan]) -> str:
+    """Return how many faults of each kind a replicate has; empty without any."""
+    listed = []
+    for kind in dict.fromkeys(fault.kind for plan in plans for fault in plan.faults):
+        numbers = [sum(fault.kind == kind for fault in plan.faults) for plan in plans]
+        listed.append((max(numbers), f"{_range_text(numbers)} {kind}"))
+    totals = [len(plan.faults) for plan in plans]
+    noun = "fault" if totals and max(totals) == 1 else "faults"
+    words = ", ".join(text for _, text in sorted(listed, key=lambda each: -each[0]))
+    if not words:
+        return ""
+    heals = [fault.heal_after_s for plan in plans for fault in plan.faults]
+    known = [seconds for seconds in heals if seconds is not None]
+    healed = f", each healed after {_range_text(known)} s" if len(known) == len(heals) else ""
+    return f"{_range_text(totals)} {noun} a replicate ({words}){healed}"
+
+
+def _range_text(numbers: Sequence[float]) -> str:
+    low, high = (f"{value:.3g}" for value in (min(numbers), max(numbers)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _fault_text(fault: PlannedFault) -> str:

@@ -115,10 +115,12 @@ class FaultSummary:
     Attributes:
         columns: Names of the columns.
         rows: Label and texts of each row with faults.
+        left_out: Labels of the rows of which no replicate finished.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
+    left_out: tuple[str, ...]
 
 
 def verdicts(run: RunData) -> list[Verdict]:
@@ -310,11 +312,14 @@ def fault_summary(run: RunData) -> FaultSummary | None:
     rows = [row for row in run.results.folded if row["scenario"] != NO_FAULTS]
     if not rows:
         return None
-    found = []
+    found, left_out = [], []
     for row in rows:
         label = f"{row['configuration']} · {run.condition_text(row) or row['scenario']}"
-        found.append((label, tuple(_fault_text(row, name) for name in FAULT_COLUMNS)))
-    return FaultSummary(FAULT_COLUMNS, tuple(found))
+        if row["n"]:
+            found.append((label, tuple(_fault_text(row, name) for name in FAULT_COLUMNS)))
+        else:
+            left_out.append(label)
+    return FaultSummary(FAULT_COLUMNS, tuple(found), tuple(left_out))
 
 
 def _fault_text(row: Row, name: str) -> str:
