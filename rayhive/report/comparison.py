@@ -229,7 +229,8 @@ def _values(
         ]
         left = len(found[0]) - len(whole)
         if any(value is not None for side in found for value in side):
-            return sides or [[], []], f"{count_text(left, 'pair')} without a value left out" if left else ""
+            note = f"{count_text(left, 'pair')} without a value left out" if left else ""
+            return sides or [[], []], note
         return [[], []], ""
     return [[value for value in side if value is not None] for side in found], ""
 
