@@ -22,7 +22,11 @@ _WIDTH = 64
 def study_plan_lines(plan: Plan) -> Iterator[str]:
     """Yield the size and the longest duration of a study."""
     config = plan.study.config
-    space = "" if plan.space_size is None else f" (the space has {plan.space_size} configurations)"
+    space = (
+        ""
+        if plan.space_size is None
+        else f" (the space has {count_text(plan.space_size, 'configuration')})"
+    )
     yield f"{config.name}: {config.workload.label} ({plan.study.workload.data} data)"
     names = config.baselines
     baselines = f" and {count_text(len(names), 'baseline')}" if names else ""

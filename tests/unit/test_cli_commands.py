@@ -188,7 +188,7 @@ def test_a_failure_is_a_message_and_a_bug_is_a_traceback(
 def test_a_plan_starts_and_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "study.yaml", "--set", "budget.trials=9"]) == 0
     out = capsys.readouterr().out
-    assert "2 trials (the space has 2 configurations) x 1 scenarios x 1 replicates" in out
+    assert "2 trials (the space has 2 configurations) × 1 scenario × 1 replicate = 2" in out
     assert "5 s of training; all at most 10 s" in out
     assert main(["plan", "study.yaml", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
