@@ -18,3 +18,4 @@ CODECS.register_lazy("size_adaptive", "rayhive.compression.codecs.size_adaptive:
 CODECS.register_lazy("blockwise4", "rayhive.compression.codecs.blockwise4:Blockwise4")
 CODECS.register_lazy("blockwise2", "rayhive.compression.codecs.blockwise2:Blockwise2")
 CODECS.register_lazy("sign", "rayhive.compression.codecs.sign:Sign")
+CODECS.register_lazy("topk", "rayhive.compression.codecs.topk:Topk")

@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from rayhive.compression.codecs.base import Codec
+from rayhive.compression.codecs.base import Codec, made
 from rayhive.compression.partition import Price, partition
 from rayhive.compression.powersgd.shapes import (
     Shape,
@@ -29,7 +29,6 @@ from rayhive.compression.powersgd.shapes import (
 )
 from rayhive.compression.shares import Shares, reducer_shares
 from rayhive.errors import ConfigError, Problem
-from rayhive.registry import CODECS
 from rayhive.spec import AXES, Configuration
 
 #: Bytes of a float32 element.
@@ -84,6 +83,7 @@ def payload(
     *,
     codec: str = "none",
     threshold: int | None = None,
+    top_k: int | None = None,
     powersgd_rank: int | None = None,
     min_compression_ratio: float | None = None,
     num_iters_per_step: int = 1,
@@ -96,6 +96,7 @@ def payload(
         shapes: Shape of every gradient, in the order of the parameters.
         codec: Name of a registered codec.
         threshold: Elements from which an adaptive codec uses 8 bits; None for other codecs.
+        top_k: Elements that a sparse codec sends of each chunk; None for its default.
         powersgd_rank: Rank of the factors; None averages the gradients themselves.
         min_compression_ratio: Least fraction saved for a matrix to be factorised; None means
             hivemind's 0.5. Without a rank it has no effect.
@@ -105,10 +106,10 @@ def payload(
         rates: Rate of each peer's link, if links are unequal, in any unit and order.
 
     Raises:
-        ConfigError: An unknown codec, or a threshold or an option of PowerSGD out of range.
+        ConfigError: An unknown codec; a threshold, ``top_k`` or option of PowerSGD out of range.
     """
     shapes = [tuple(shape) for shape in shapes]
-    chosen: Codec = CODECS.get(codec, "codec")()
+    chosen = made(codec, top_k)
     if powersgd_rank is not None:
         problems = option_problems(
             powersgd_rank, min_compression_ratio, num_iters_per_step=num_iters_per_step

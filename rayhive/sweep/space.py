@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rayhive.compression.codecs.base import Codec
+from rayhive.compression.codecs.base import made
 from rayhive.compression.codecs.size_adaptive import SizeAdaptive
+from rayhive.compression.codecs.topk import Topk
 from rayhive.compression.payload import averaged_sizes, configuration_payload
 from rayhive.errors import Problem
-from rayhive.registry import CODECS
 from rayhive.spec import AXES, Axis, Configuration, Range, Space, SweepConfig
 from rayhive.spec.axes.base import Distribution, Values, choices
 from rayhive.spec.configuration import combinations, decide
@@ -29,7 +29,7 @@ ENOUGH_DRAWS = 500
 #: Largest number of points of a space that is listed.
 LISTABLE = 2000
 #: Axes whose effect depends on shapes; a key has the values of all other axes.
-_OF_SHAPES = ("codec", "threshold", "powersgd_rank", "min_compression_ratio")
+_OF_SHAPES = ("codec", "threshold", "top_k", "powersgd_rank", "min_compression_ratio")
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -80,9 +80,10 @@ class SearchSpace:
         """Return a string that is equal for configurations with the same effect.
 
         They send the same bytes and compute the same. A threshold counts by the tensors that it
-        makes large. A ratio counts by the tensors that PowerSGD factorises: for one rank these sets
-        are nested, so their number identifies them. A rank that factorises nothing does not count,
-        nor do axes that depend on a rank.
+        makes large, ``top_k`` by the elements that are sent of all tensors. A ratio counts by the
+        tensors that PowerSGD factorises: for one rank these sets are nested, so their number
+        identifies them. A rank that factorises nothing does not count, nor do axes that depend on a
+        rank.
         """
         values = configuration.values
         predicted = configuration_payload(self.shapes, configuration)
@@ -91,7 +92,7 @@ class SearchSpace:
         if not count:
             values["powersgd_rank"] = None
         parts = [
-            f"codec {_codec_key(values['codec'], values['threshold'], sizes)}",
+            f"codec {_codec_key(values, sizes)}",
             f"powersgd rank {values['powersgd_rank']} on {count}" if count else "powersgd none",
         ]
         others = (axis for axis in AXES if axis.name not in _OF_SHAPES and axis.applies(values))
@@ -209,10 +210,12 @@ def check_sampler(config: SweepConfig) -> Iterator[Problem]:
         yield Problem("sampler", "grid", allowed)
 
 
-def _codec_key(name: str, threshold: int | None, sizes: Sequence[int]) -> str:
+def _codec_key(values: Values, sizes: Sequence[int]) -> str:
     """Return a key of a codec's effect on tensors of these sizes."""
-    codec: Codec = CODECS.get(name, "codec")()
+    codec, threshold = made(values["codec"], values["top_k"]), values["threshold"]
     codec.check_threshold(threshold)
+    if isinstance(codec, Topk):
+        return f"{codec.name} of {codec.sent(sizes)} elements"
     if threshold is None:
         return codec.name
     large = [size for size in sizes if size >= threshold]

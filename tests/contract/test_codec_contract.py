@@ -153,9 +153,12 @@ def test_constant_parts_stay_constant(name: str, elements: int, value: float) ->
     """Also a part of one element: biases of width one exist."""
     part = torch.full((elements,), value)
     got = decode(encode(name, part))
+    if not CODECS.get(name).keeps:
+        part, got = part[: int(got.count_nonzero())], got[got.nonzero()[:, 0]]
+        assert len(got) >= bool(value)
     # Half precision, and its least step near zero; the others hold the mean in float32.
     torch.testing.assert_close(got, part, rtol=2.0**-11, atol=2.0**-25)
-    assert (got == got[0]).all()
+    assert not len(got) or (got == got[0]).all()
 
 
 @available

@@ -28,8 +28,8 @@ from rayhive.averaging.gradient_averager import RayhiveGradientAverager, Rayhive
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.averaging.steps import do_nothing
+from rayhive.compression.codecs.base import made
 from rayhive.membership.view import Member
-from rayhive.registry import CODECS
 from tests.integration.averager_harness import MARK, SHAPES
 
 #: Long enough that a group which waits for its window fails the test by its limit.
@@ -117,7 +117,7 @@ def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) ->
     report = []
     with swarm(peers) as dhts:
         for number, case in enumerate(cases):
-            codec = CODECS.get(case["codec"])()
+            codec = made(case["codec"], case.get("top_k"))
             options: dict[str, Any] = {"prefix": f"case{number}"}
             make: Any = RayhiveGradientAverager
             if case.get("powersgd_rank") is not None:

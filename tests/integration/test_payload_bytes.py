@@ -16,10 +16,10 @@ from tests.integration.averager_harness import SHAPES, run_scenario
 
 pytestmark = pytest.mark.swarm
 
-LOW = ("blockwise4", "blockwise2", "sign")
+LOW = ("blockwise4", "blockwise2", "sign", "topk")
 FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", *LOW)
 CASES: list[dict[str, Any]] = [
-    *({"codec": codec} for codec in FIXED),
+    *({"codec": codec, "error_feedback": codec in LOW} for codec in FIXED),
     {"codec": "size_adaptive", "threshold": 500},
     *({"codec": "none", "powersgd_rank": rank, "min_compression_ratio": 0.3} for rank in (1, 2, 4)),
     {"codec": "float16", "powersgd_rank": 2, "min_compression_ratio": 0.85},
@@ -31,6 +31,13 @@ CASES: list[dict[str, Any]] = [
     },
     {"codec": "scaled_float16", "powersgd_rank": 4, "min_compression_ratio": 0.99},
     {"codec": "uniform8", "error_feedback": True},
+    {
+        "codec": "topk",
+        "top_k": 200,
+        "powersgd_rank": 4,
+        "min_compression_ratio": 0.3,
+        "error_feedback": True,
+    },
     {
         "codec": "uniform8",
         "powersgd_rank": 2,

@@ -47,10 +47,19 @@ def two_means(p: Array) -> Array:
     return found * np.where(p >= 0, 1.0, -1.0)
 
 
+def top_64(p: Array) -> Array:
+    """SparseLoCo (2508.15706): the largest 64 of 4096 values of a chunk, quantised to two bits."""
+    largest = np.argsort(-np.abs(p), kind="stable")[: -(-len(p) * 64 // 4096)]
+    found = np.zeros_like(p)
+    found[largest] = two_means(p[largest])
+    return found
+
+
 COMPRESSORS: dict[str, Compressor] = {
     "blockwise4": in_blocks(128, absmax),
     "blockwise2": in_blocks(256, two_means),
     "sign": in_blocks(1024, scaled_sign),
+    "topk": in_blocks(4096, top_64),
 }
 
 

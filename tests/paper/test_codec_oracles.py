@@ -21,7 +21,7 @@ from rayhive.registry import CODECS
 from tests.paper.codec_oracles import COMPRESSORS, Workers
 from tests.unit.meeting import Meeting, take_part
 
-SHAPES = [(70, 64), (5,), (1500,), (), (0,), (24, 96)]
+SHAPES = [(70, 64), (5,), (1500,), (), (0,), (24, 96), (4100,)]
 ROUNDS = 50
 #: A value within a rounding error of a border may be encoded on either side of it, which moves the
 #: values of its block. At most this fraction of the blocks of all rounds may differ.

@@ -294,7 +294,7 @@ def test_results_survive_pickling() -> None:
     assert copy.summary()["banned"] == ["b"]
 
 
-@pytest.mark.parametrize("codec", ["blockwise4", "blockwise2", "sign"])
+@pytest.mark.parametrize("codec", ["blockwise4", "blockwise2", "sign", "topk"])
 def test_hiveminds_partition_excludes_codecs_that_hivemind_cannot_decode(codec: str) -> None:
     with pytest.raises(AllreduceException, match="plain hivemind peer"):
         loopback(2, codec, shares=None)

@@ -30,7 +30,7 @@ from tests.unit.meeting import LIMIT, Meeting, take_part
 SHAPES = [(90, 60), (7,), (50, 90), (), (0,)]
 RANK = {"rank": 30, "min_compression_ratio": 0.0}
 PHASES = {"dense": ("dense",), "powersgd": ("P", "Q")}
-LOW = ("blockwise4", "blockwise2", "sign")
+LOW = ("blockwise4", "blockwise2", "sign", "topk")
 LOSSY = ("float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive", *LOW)
 
 

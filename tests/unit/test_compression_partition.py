@@ -23,7 +23,16 @@ from rayhive.compression.shares import reducer_shares, worthwhile
 from rayhive.registry import CODECS
 
 MILLION = 10**6
-FIXED = ("none", "float16", "scaled_float16", "uniform8", "blockwise4", "blockwise2", "sign")
+FIXED = (
+    "none",
+    "float16",
+    "scaled_float16",
+    "uniform8",
+    "blockwise4",
+    "blockwise2",
+    "sign",
+    "topk",
+)
 
 rates = st.lists(
     st.one_of(st.none(), st.just(0.0), st.floats(0.1, 1e4)), min_size=1, max_size=9

@@ -30,7 +30,7 @@ from rayhive.spec.axes.threshold import deciding_range
 from rayhive.sweep.space import SearchSpace
 from tests.unit.averaging_fakes import unstarted
 
-LOW = ("blockwise4", "blockwise2", "sign")
+LOW = ("blockwise4", "blockwise2", "sign", "topk")
 FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive", *LOW)
 
 shapes_of_any_rank = st.lists(st.integers(1, 40), min_size=0, max_size=5).map(tuple)
@@ -149,6 +149,8 @@ def test_the_share_of_a_peer_is_exact() -> None:
     [
         ({"codec": "unifrom8"}, ["codec"]),
         ({"codec": "none", "threshold": 5}, ["threshold"]),
+        ({"codec": "sign", "top_k": 5}, ["top_k"]),
+        ({"codec": "topk", "top_k": 5000}, ["top_k"]),
         ({"codec": "size_adaptive"}, ["threshold"]),
         (
             {"powersgd_rank": 0, "min_compression_ratio": -0.5},
@@ -226,6 +228,10 @@ def test_equivalent_configurations_have_one_key() -> None:
     assert key(powersgd_rank=2) != key(powersgd_rank=2, min_compression_ratio=0.95)
     assert key(powersgd_rank=2) != key(powersgd_rank=3)
     assert key(delay="state") != key()
+    sparse = {"codec": "topk"}
+    assert key(**sparse) == key(**sparse, top_k=64)
+    assert key(**sparse, top_k=65) != key(**sparse, top_k=64)
+    assert key(**sparse, powersgd_rank=1, top_k=16) == key(**sparse, powersgd_rank=1, top_k=15)
 
 
 @given(shapes=models, rank=ranks, ratio=ratios, threshold=st.integers(1, 60_000))

@@ -12,6 +12,7 @@ import pkgutil
 from typing import Any, ClassVar
 
 from rayhive.errors import ConfigError, Problem
+from rayhive.registry import CODECS
 
 #: Codebook of an 8-bit part: its length as int64 and 256 float32 values.
 CODEBOOK_BYTES = 8 + 256 * 4
@@ -37,6 +38,7 @@ class Codec:
         of_gradients: Whether it is for gradients only: too coarse for parameters, and sent in a
             wire type that hivemind does not have.
         keeps: Whether every element is encoded; False if some of them decode to 0.
+        uses_top_k: Whether the class takes ``top_k``, the number of elements sent of each chunk.
     """
 
     name: ClassVar[str]
@@ -50,6 +52,7 @@ class Codec:
     block: ClassVar[int] = 1
     of_gradients: ClassVar[bool] = False
     keeps: ClassVar[bool] = True
+    uses_top_k: ClassVar[bool] = False
 
     @classmethod
     def available(cls) -> bool:
@@ -106,6 +109,26 @@ class Codec:
         elif threshold is None or threshold < 1:
             allowed = f"a number of elements, at least 1, with {self.name}"
             raise ConfigError(Problem("threshold", threshold, allowed))
+
+
+def made(name: str, top_k: int | None = None) -> Codec:
+    """Return a registered codec.
+
+    Args:
+        name: Its name.
+        top_k: Number of elements that a sparse codec sends of each chunk; None for its default.
+
+    Raises:
+        ConfigError: The name is unknown, or ``top_k`` is unwanted or out of range.
+    """
+    kind: type[Codec] = CODECS.get(name, "codec")
+    if top_k is None:
+        return kind()
+    if not kind.uses_top_k:
+        raise ConfigError(Problem("top_k", top_k, f"absent with {name}"))
+    sparse: Any = kind
+    found: Codec = sparse(top_k=top_k)
+    return found
 
 
 class BlockCodec(Codec):

@@ -15,6 +15,7 @@ __all__ = ["AXES", "DRAW_ORDER", "REGISTERED", "Axis", "Values", "draw_order"]
 REGISTERED: Registry[type[Axis]] = Registry("axis", in_order=True)
 REGISTERED.register_lazy("codec", "rayhive.spec.axes.codec:Codec")
 REGISTERED.register_lazy("threshold", "rayhive.spec.axes.threshold:Threshold")
+REGISTERED.register_lazy("top_k", "rayhive.spec.axes.top_k:TopK")
 REGISTERED.register_lazy("error_feedback", "rayhive.spec.axes.error_feedback:ErrorFeedback")
 REGISTERED.register_lazy("powersgd_rank", "rayhive.spec.axes.powersgd_rank:PowerSGDRank")
 REGISTERED.register_lazy(

@@ -21,7 +21,7 @@ class Codec(Axis):
     kind = "choice"
     payload_argument = "codec"
     column = Column("codec", "Gradient codec", type="text")
-    examples = ("none", "float16", "size_adaptive")
+    examples = ("none", "float16", "size_adaptive", "topk")
 
     def check(self, key: str, value: Any) -> Iterator[Problem]:
         """Find an unknown codec, or one whose optional dependency is not installed."""
@@ -39,9 +39,9 @@ class Codec(Axis):
             yield f"{allowed}; space.state_codec is the codec of parameters"
 
     def apply(self, arguments: dict[str, Any], values: Values) -> None:
-        """Build the codec, unless it takes a threshold: the axis ``threshold`` builds that one."""
+        """Build the codec, unless an axis of its own does: ``threshold`` or ``top_k``."""
         codec = CODECS.get(values[self.name])()
-        if not codec.uses_threshold:
+        if not (codec.uses_threshold or codec.uses_top_k):
             arguments["grad_compression"] = codec.build()
 
     def label(self, value: Any) -> str:
