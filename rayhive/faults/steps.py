@@ -82,11 +82,15 @@ async def wait_for_states(
 
 
 def all_are(state: str, pids: Sequence[int] = ()) -> Callable[[States], bool]:
-    """Return a test that every process, the given ``pids`` among them, is in ``state``."""
+    """Return a test that every process, the given ``pids`` among them, is in ``state``.
+
+    A process that is not listed is gone: all that run are listed, and those that ended only if they
+    were recorded before. A process that started after the last record is not.
+    """
 
     def reached(states: States) -> bool:
         known = set(states) | set(pids)
-        return bool(known) and all(states.get(pid) == state for pid in known)
+        return bool(known) and all(states.get(pid, "gone") == state for pid in known)
 
     return reached
 

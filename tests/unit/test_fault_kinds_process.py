@@ -258,3 +258,13 @@ def test_a_joiner_that_dies_at_once_is_no_proof(tmp_path: Path) -> None:
 def test_wrong_parameters_are_refused(args: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         planned("preempt", **args)
+
+
+def test_a_process_that_is_no_longer_listed_is_gone() -> None:
+    """As a training process that an elastic member started again, and that nobody recorded."""
+    gone = all_are("gone", [1, 2])
+    assert gone({1: "gone"}) and gone({})
+    assert not gone({1: "gone", 2: "running"})
+    assert not gone({1: "gone", 3: "running"})
+    assert not all_are("stopped", [1])({2: "stopped"})
+    assert not all_are("gone")({})
