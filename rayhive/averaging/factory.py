@@ -32,6 +32,12 @@ def with_our_averager(factory: Callable[..., Any] | None) -> Callable[..., Any]:
     return _OURS.get(made, made)  # type: ignore[no-any-return]
 
 
+def made_by(factory: Any) -> Any:
+    """Return the class whose averagers a factory makes, rayhive's in place of hivemind's own."""
+    ours = with_our_averager(factory)
+    return ours.func if isinstance(ours, partial) else ours
+
+
 def takes_rules(factory: Any) -> bool:
     """Return whether a factory's averagers have an outlier filter and aggregation rules."""
     made = factory.func if isinstance(factory, partial) else factory

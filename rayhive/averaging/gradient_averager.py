@@ -18,7 +18,13 @@ from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.error_feedback import FeedbackPayload
+from rayhive.averaging.fragments import FragmentedPayload
+from rayhive.averaging.payload_policy import DensePayload
 from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
+
+
+def _dense(tensors: Any) -> DensePayload:
+    return DensePayload()
 
 
 def accumulated(averager: GradientAverager) -> tuple[list[torch.Tensor], float]:
@@ -44,6 +50,8 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     Args:
         error_feedback: Whether the errors of a lossy codec enter the next round, see
             :mod:`rayhive.averaging.error_feedback`.
+        fragments: Parts of the gradients of which each round averages one, see
+            :mod:`rayhive.averaging.fragments`; 1 averages all in each round.
         trainer_tensors: As of :class:`MeasuredAverager`; besides these, its process gives back the
             memory of parameters, gradients and accumulators.
         kwargs: As those of hivemind's averager and of :class:`MeasuredAverager`.
@@ -59,11 +67,15 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         self,
         *args: Any,
         error_feedback: bool = False,
+        fragments: int = 1,
         trainer_tensors: Callable[[], Iterable[torch.Tensor]] = tuple,
         **kwargs: Any,
     ) -> None:
         if error_feedback:
             kwargs["payload"] = FeedbackPayload
+        if fragments > 1:
+            policy = kwargs.get("payload") or _dense
+            kwargs["payload"] = partial(FragmentedPayload, fragments=fragments, policy=policy)
 
         def unread() -> Iterator[torch.Tensor]:
             yield from trainer_tensors()

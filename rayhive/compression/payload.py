@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from rayhive.compression.codecs.base import Codec, made
+from rayhive.compression.fragments import split
 from rayhive.compression.partition import Price, partition
 from rayhive.compression.powersgd.shapes import (
     Shape,
@@ -145,6 +146,30 @@ def configuration_payload(
         ConfigError: As :func:`payload`.
     """
     return payload(shapes, peers=peers, rates=rates, **_payload_arguments(configuration.values))
+
+
+def fragment_payloads(
+    shapes: Iterable[Shape],
+    configuration: Configuration,
+    *,
+    rates: Sequence[float | None] | None = None,
+) -> tuple[Payload, ...]:
+    """Predict the bytes of the rounds in which each fragment of the gradients is averaged once.
+
+    Args:
+        shapes: Shape of every gradient, at least as many as there are fragments.
+        configuration: A configuration; without fragments there is one round.
+        rates: As for :func:`payload`.
+
+    Raises:
+        ConfigError: As :func:`payload`.
+    """
+    shapes = [tuple(shape) for shape in shapes]
+    members = split([math.prod(shape) for shape in shapes], configuration.fragments or 1)
+    return tuple(
+        configuration_payload([shapes[index] for index in each], configuration, rates=rates)
+        for each in members
+    )
 
 
 def averaged_sizes(shapes: Iterable[Shape], values: Mapping[str, Any]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.factory import takes_rules, with_our_averager
 from rayhive.averaging.state_averager import RayhiveStateAverager
-from rayhive.errors import Problem
+from rayhive.errors import ConfigError, Problem
 from rayhive.membership.progress_tracker import LiveProgressTracker
 
 
@@ -110,6 +110,16 @@ def averager_options(optimizer: hivemind.Optimizer, name: str) -> dict[str, Any]
         "auxiliary": optimizer.auxiliary,
         "start": True,
     }
+
+
+def refuse_group_size(options: Mapping[str, Any]) -> None:
+    """Refuse a ``target_group_size`` among an optimizer's arguments.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if problems := list(group_size_problems(options)):
+        raise ConfigError(problems)
 
 
 def group_size_problems(options: Mapping[str, Any]) -> Iterator[Problem]:

@@ -149,11 +149,16 @@ class GradientRounds:
         counts = self.peer.consistency.gradients_count
         return GradientRound(
             number=number,
-            samples=self.averager.local_samples_accumulated if counts else 0,
+            samples=self._own_samples if counts else 0,
             live_peers=live_peers,
             accumulating_s=accumulating_s,
             background_s=background_s,
         )
+
+    @property
+    def _own_samples(self) -> int:
+        local = self.peer.local_steps
+        return self.averager.local_samples_accumulated if local is None else local.samples
 
     def run(self, round_: GradientRound) -> Callable[[], None] | None:
         """Average gradients and hand the result to the inner optimizer.

@@ -16,14 +16,14 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.averaging.state_averager import RayhiveStateAverager
-from rayhive.errors import ConfigError
 from rayhive.events import SteppedOut, Transition
 from rayhive.membership.progress_tracker import STRAGGLER_TIMEOUT_S, LiveProgressTracker
 from rayhive.membership.view import Member
 from rayhive.optim import factories
 from rayhive.optim.gradient_rounds import GradientRound, GradientRounds, OnFailure
 from rayhive.optim.interrupts import DeferredInterrupts
-from rayhive.optim.local_steps import InnerState, LocalSteps, LocalStepsRule
+from rayhive.optim.local_rule import InnerState, LocalStepsRule
+from rayhive.optim.local_steps import LocalSteps
 from rayhive.optim.parameter_rounds import ParameterRounds, period_of
 from rayhive.optim.peer_state import EventReporter, OnEvent, PeerState
 from rayhive.optim.replica_check import ReplicaCheck
@@ -58,13 +58,12 @@ class RayhiveOptimizer(hivemind.Optimizer):
             :mod:`rayhive.averaging.error_feedback`.
         trusted_network: Send parts without encryption to peers that agree; both sides are
             authenticated all the same.
-        local_steps: Batches of the swarm (``target_batch_size`` samples each) in a round, in which
-            each peer steps ``optimizer`` after each batch of its own; a round then averages how far
-            it got (:mod:`rayhive.optim.local_steps`). None steps in rounds only.
-        outer_lr: Learning rate of the optimizer that applies this average; 0.7 if absent.
-        outer_momentum: Its Nesterov momentum; 0.9 if absent.
-        inner_state: Statistics of ``optimizer`` after a round: ``keep``, ``reset`` or ``average``;
-            ``keep`` if absent.
+        local_steps: Batches of the swarm in a round of :mod:`rayhive.optim.local_steps`, or None.
+        outer_lr: As of :class:`rayhive.optim.local_rule.LocalStepsRule`; None is the default there.
+        outer_momentum: The same.
+        inner_state: The same.
+        fragments: The same.
+        mixing: The same.
 
     Attributes:
         before_round: Called before a round's gradients are averaged, with its number and the
@@ -72,8 +71,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         local_steps: The peer's local parameters and inner optimizer; None without local steps.
 
     Raises:
-        ConfigError: A ``target_group_size`` was given (groups have no fixed size), or settings of
-            local steps are not valid.
+        ConfigError: ``target_group_size`` or settings of local steps are not valid.
     """
 
     tracker: LiveProgressTracker
@@ -102,13 +100,14 @@ class RayhiveOptimizer(hivemind.Optimizer):
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
         inner_state: InnerState | None = None,
+        fragments: int | None = None,
+        mixing: float | None = None,
         **kwargs: Any,
     ) -> None:
-        if problems := list(
-            factories.group_size_problems({**kwargs, "averager_opts": averager_opts})
-        ):
-            raise ConfigError(problems)
-        rule = LocalStepsRule.read(kwargs, local_steps, outer_lr, outer_momentum, inner_state)
+        factories.refuse_group_size({**kwargs, "averager_opts": averager_opts})
+        rule = LocalStepsRule.read(
+            kwargs, local_steps, outer_lr, outer_momentum, inner_state, fragments, mixing
+        )
         if rule is not None:
             inner, kwargs = rule.outer_arguments(**kwargs)
         self._rules: dict[str, Any] = {
@@ -297,7 +296,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             if self.delay_optimizer_step or (self.delay_state_averaging and self.local_steps):
                 self._parameter_rounds.finish_background()
             if self.local_steps is not None:
-                self.local_steps.take()
+                self.local_steps.take(self.local_epoch + 1)
             began = time.perf_counter()
             round_ = self._gradient_rounds.open(
                 self.local_epoch + 1,

@@ -9,7 +9,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 
-from rayhive.compression.payload import allreduce_bytes, configuration_payload
+from rayhive.compression.payload import (
+    allreduce_bytes,
+    configuration_payload,
+    fragment_payloads,
+)
 from rayhive.peer.callback import PeerTraining, TrainingMonitor
 from rayhive.spec.axes import DRAW_ORDER
 from rayhive.spec.replicate import PeerSpec
@@ -137,17 +141,15 @@ def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, 
     shapes = [list(parameter.shape) for parameter in parameters]
     if spec.swarm.use_local_updates:
         return {"shapes": shapes, "payload_exact": False}
-    predicted = configuration_payload(
-        [tuple(shape) for shape in shapes],
-        spec.configuration,
-        rates=[spec.swarm.link_rate(peer) for peer in range(spec.peers)],
-    )
+    gradients = [tuple(shape) for shape in shapes]
+    rates = [spec.swarm.link_rate(peer) for peer in range(spec.peers)]
+    predicted = configuration_payload(gradients, spec.configuration, rates=rates)
+    rounds = fragment_payloads(gradients, spec.configuration, rates=rates)
+    sent = sum(each.bytes_per_transfer for each in rounds)
     return {
         "shapes": shapes,
-        "dense_payload_bytes": predicted.dense_bytes,
-        "payload_exact": predicted.exact,
-        "predicted_payload_bytes_per_round": float(
-            allreduce_bytes(predicted.bytes_per_transfer, spec.peers)
-        ),
+        "dense_payload_bytes": predicted.dense_bytes // len(rounds),
+        "payload_exact": predicted.exact and len(rounds) == 1,
+        "predicted_payload_bytes_per_round": float(allreduce_bytes(sent, spec.peers)) / len(rounds),
         "compressed_tensors": list(predicted.compressed),
     }

@@ -59,7 +59,7 @@ class Configuration(Model):
 
     def round_size(self, target_batch_size: int) -> int:
         """Return the samples of a round, over the swarm, from those of a batch of the swarm."""
-        return target_batch_size * (self.local_steps or 1)
+        return max(1, target_batch_size * (self.local_steps or 1) // (self.fragments or 1))
 
     def completed(self) -> Configuration:
         """Return the configuration with the defaults of the axes that apply."""

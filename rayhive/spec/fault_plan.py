@@ -95,21 +95,22 @@ class FaultPlan(Model):
         found: dict[str, Any] = dump(self)
         return {key: value for key, value in found.items() if (key, value) != ("at_most", None)}
 
-    def in_rounds_of(self, batches: int) -> FaultPlan:
-        """Return the plan for rounds of several batches of the swarm.
+    def in_rounds_of(self, samples: int, *, planned: int) -> FaultPlan:
+        """Return the plan for rounds of another size.
 
-        A fault of round r moves to the round that holds the r-th batch, so that it strikes after
-        as many samples.
+        A fault of round r moves to the round in which the r-th planned one would end, so that it
+        strikes after as many samples.
 
         Args:
-            batches: Batches (``target_batch_size`` samples each) in a round.
+            samples: Samples of a round, over the swarm.
+            planned: Samples of a round for which the plan was made.
         """
-        if batches == 1:
+        if samples == planned:
             return self
         moved = (
             fault
             if fault.at.round is None
-            else fault.model_copy(update={"at": At(round=-(-fault.at.round // batches))})
+            else fault.model_copy(update={"at": At(round=-(-fault.at.round * planned // samples))})
             for fault in self.faults
         )
         return self.model_copy(update={"faults": tuple(moved)})

@@ -164,7 +164,7 @@ def _check_budget(config: SweepConfig) -> Iterator[Problem]:
         allowed = f"at most budget.samples_per_replicate ({samples}), which is at least one round"
         yield _wrong(config, "swarm.target_batch_size", allowed)
     elif samples is not None:
-        most = max(ends(config.space.local_steps), key=_whole_or_none)
+        most = max(ends(config.space.local_steps), key=_whole_or_none, default=None)
         if target * _whole_or_none(most) > samples:
             allowed = f"such that a round of local_steps x swarm.target_batch_size ({target}) has "
             allowed += f"at most budget.samples_per_replicate ({samples})"

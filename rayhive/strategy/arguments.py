@@ -22,7 +22,7 @@ from rayhive.averaging.factory import factory_problems, takes_rules, with_our_av
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.membership import addresses
 from rayhive.optim.factories import group_size_problems
-from rayhive.optim.local_steps import local_steps_problems
+from rayhive.optim.local_rule import local_steps_problems
 from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.spec.swarm import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
 

@@ -301,7 +301,8 @@ class Driver:
         config, swarm = self.study.config, self.study.config.swarm
         plan = scenario.plans[number]
         if plan is not None:
-            plan = plan.in_rounds_of(record.configuration.local_steps or 1)
+            target = swarm.target_batch_size
+            plan = plan.in_rounds_of(record.configuration.round_size(target), planned=target)
         if record.baseline is not None:  # it steps once a round
             swarm = swarm.model_copy(update={"use_local_updates": False})
         return ReplicateSpec(

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import permutations
+from statistics import fmean
 
-from rayhive.compression.payload import Payload, allreduce_bytes, configuration_payload, payload
+from rayhive.compression.payload import (
+    Payload,
+    allreduce_bytes,
+    configuration_payload,
+    fragment_payloads,
+    payload,
+)
 from rayhive.compression.powersgd.shapes import Shape
 from rayhive.compression.shares import reducer_shares
 from rayhive.spec import Configuration, SwarmConfig
@@ -57,27 +64,27 @@ def round_traffic(
     shapes, extras = tuple(shapes), tuple(extras)
     rates = [swarm.link_rate(peer) for peer in range(swarm.peers)]
     values = configuration.values
-    gradients = None
+    gradients: Payload | None = None
+    rounds: tuple[Payload, ...] = ()
     if not swarm.use_local_updates:
         gradients = configuration_payload(shapes, configuration, rates=rates)
+        rounds = fragment_payloads(shapes, configuration, rates=rates)
     every = values["average_state_every"]
     if every == "auto":  # as rayhive.optim.parameter_rounds.period_of
         averaged = swarm.use_local_updates or values["inner_state"] == "average"
         every = 1 if averaged or extras else None
     outer = shapes if values["outer_momentum"] else ()  # averaged with the parameters
     state = payload((*shapes, *outer, *extras), codec=values["state_codec"], rates=rates)
-    seconds = 0.0 if gradients is None else allreduce_seconds(gradients, swarm)
+    seconds = fmean(allreduce_seconds(each, swarm) for each in rounds) if rounds else 0.0
     if every is not None:
         seconds += allreduce_seconds(state, swarm) / every
-    sent, sent_state = (
-        float(allreduce_bytes(0 if each is None else each.bytes_per_transfer, swarm.peers))
-        for each in (gradients, state)
-    )
+    payloads = [sum(each.bytes_per_transfer for each in rounds), state.bytes_per_transfer]
+    sent, sent_state = (float(allreduce_bytes(each, swarm.peers)) for each in payloads)
     limited = any(cls.link is not None for _, cls in swarm.peer_classes)
     return RoundTraffic(
         gradients=gradients,
         state_every=every,
-        gradient_bytes=sent,
+        gradient_bytes=sent / max(1, len(rounds)),
         state_bytes=0.0 if every is None else sent_state / every,
         seconds=seconds if limited else None,
     )

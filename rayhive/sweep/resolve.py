@@ -23,6 +23,7 @@ from rayhive.faults.library import load_scenario, plan_of
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.registry import SCENARIOS
 from rayhive.spec import SwarmConfig, SweepConfig, validate_sweep
+from rayhive.spec.axes.base import ends, is_whole
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.rules import check_target_batch_size
 from rayhive.spec.study import is_path, scenario_label
@@ -360,6 +361,12 @@ class _Check:
             key = "workload.name" if given.import_path is None else "workload.import"
             yield Problem(key, given.label, f"a workload that works; it raised {described(error)}")
             return
+        tensors = len(self.facts.shapes)
+        enqueued = (item.fragments for item in config.enqueue)
+        for value in (*ends(config.space.fragments), *enqueued):
+            if is_whole(value, tensors + 1):
+                allowed = f"at most {tensors}, the number of tensors of the workload's module"
+                yield Problem("space.fragments", value, allowed)
         if size is not None and config.swarm.peers > size:
             allowed = f"at most the {size} samples that the workload trains on"
             yield Problem("swarm.peers", config.swarm.peers, allowed)

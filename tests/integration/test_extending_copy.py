@@ -34,9 +34,9 @@ def add_axis(copy: Path) -> None:
     code = steps("Add an axis")
     file, registry = list(code)[:2]
     (copy / file).write_text(code[file], encoding="utf-8")
-    insert_after(copy / registry, 'REGISTERED.register_lazy("inner_state"', code[registry])
-    insert_after(copy / "docs/results.md", "| `inner_state` |", code["docs/results.md"])
-    insert_after(copy / "docs/sweep.md", "| `inner_state` |", code["docs/sweep.md"])
+    insert_after(copy / registry, 'REGISTERED.register_lazy("mixing"', code[registry])
+    insert_after(copy / "docs/results.md", "| `mixing` |", code["docs/results.md"])
+    insert_after(copy / "docs/sweep.md", "| `mixing` |", code["docs/sweep.md"])
     (copy / "study.yaml").write_text(code["yaml"], encoding="utf-8")
 
 

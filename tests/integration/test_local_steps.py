@@ -174,41 +174,53 @@ class Inner:
         return moved
 
 
-def oracle(logs: list[dict[str, Any]], on_failure: str, reset: bool) -> list[list[Any]]:
-    """Return the outer parameters of every peer after each round, from the paper's equations."""
+def oracle(
+    logs: list[dict[str, Any]],
+    on_failure: str,
+    reset: bool = False,
+    fragments: int = 1,
+    mixing: float | None = None,
+) -> list[list[Any]]:
+    """Return the outer parameters of every peer after each round, from the paper's equations.
+
+    With two fragments, one is the matrix and the other one is the vector; round t averages number
+    t mod 2 of them, as in arXiv:2501.18512, section 2.2.
+    """
     everyone = range(len(logs))
     inner = [Inner(peer) for peer in everyone]
     outer = [start() for _ in everyone]
     local = [start() for _ in everyone]
     momentum = [[0.0, 0.0] for _ in everyone]
-    samples = [0 for _ in everyone]
+    samples = [[0, 0] for _ in everyone]  # since each of the two was averaged last
     averaged_in = {f["round"] for kind, f in logs[0]["events"] if kind == "state_round"}
     found = []
+    mu, lr = OUTER["outer_momentum"], OUTER["outer_lr"]
     for round_ in range(1, len(logs[0]["steps"]) + 1):
         for i in everyone:
             steps = logs[i]["steps"][round_ - 1]
-            samples[i] += steps * BATCHES[i]
+            samples[i] = [n + steps * BATCHES[i] for n in samples[i]]
             for _ in range(steps):
                 local[i] = inner[i].step(local[i])  # lines 4 to 7
-        deltas = [[o - x for o, x in zip(outer[i], local[i], strict=True)] for i in everyone]
-        if round_ not in FAILING:  # line 10, by samples
-            share = [samples[i] / sum(samples) for i in everyone]
-            mean = [sum(share[i] * deltas[i][at] for i in everyone) for at in range(2)]
-            deltas = [mean for _ in everyone]
-        if round_ not in FAILING or on_failure == "local":
-            for i in everyone:  # line 11, Nesterov's momentum
-                mu, lr = OUTER["outer_momentum"], OUTER["outer_lr"]
-                momentum[i] = [mu * b + d for b, d in zip(momentum[i], deltas[i], strict=True)]
-                outer[i] = [
-                    o - lr * (d + mu * b)
-                    for o, d, b in zip(outer[i], deltas[i], momentum[i], strict=True)
-                ]
-                local[i], samples[i] = outer[i], 0
+        failed = round_ in FAILING
+        for at in (0, 1) if fragments == 1 else (round_ % 2,):
+            deltas = [outer[i][at] - local[i][at] for i in everyone]
+            if not failed:  # line 10, by samples
+                total = sum(samples[i][at] for i in everyone)
+                mean = sum(samples[i][at] / total * deltas[i] for i in everyone)
+                deltas = [mean for _ in everyone]
+            for i in everyone if not failed or on_failure == "local" else ():
+                momentum[i][at] = mu * momentum[i][at] + deltas[i]  # line 11, Nesterov's
+                outer[i][at] = outer[i][at] - lr * (deltas[i] + mu * momentum[i][at])
+                share = 0.0 if mixing is None else mixing
+                local[i][at] = share * local[i][at] + (1 - share) * outer[i][at]
+                samples[i][at] = 0
         if round_ in averaged_in:
-            for state in (outer, momentum):
-                mean = [sum(state[i][at] for i in everyone) / len(logs) for at in range(2)]
-                state[:] = [mean for _ in everyone]
-            local = list(outer)
+            for at in (0, 1):
+                mean = sum(momentum[i][at] for i in everyone) / len(logs)
+                mean_outer = sum(outer[i][at] for i in everyone) / len(logs)
+                for i in everyone:  # progress that is in no round yet moves with the outer ones
+                    local[i][at] = local[i][at] + mean_outer - outer[i][at]
+                    outer[i][at], momentum[i][at] = mean_outer, mean
         if reset:
             for each in inner:
                 each.reset()
@@ -244,7 +256,32 @@ def test_updates_are_those_of_the_paper(
         wanted = {n: failed if n in FAILING else "averaged" for n in range(1, ROUNDS + 1)}
         assert outcomes == wanted
     assert len({tuple(log["steps"]) for log in logs}) > 1, "all peers did the same number of steps"
-    expected = oracle(logs, on_failure, inner_state == "reset")
+    compare(logs, oracle(logs, on_failure, reset=inner_state == "reset"))
+    for log in logs:
+        used = [n for n in range(1, ROUNDS + 1) if on_failure == "local" or n not in FAILING]
+        assert all(log["trace"][n - 1]["local"] == log["trace"][n - 1]["outer"] for n in used)
+
+
+@pytest.mark.parametrize(
+    ("peers", "on_failure", "mixing"),
+    [
+        pytest.param(2, "local", None, id="2, local"),
+        pytest.param(4, "skip", None, id="4, skip", marks=pytest.mark.slow),
+        pytest.param(2, "local", 0.5, id="2, mixed", marks=pytest.mark.slow),
+        pytest.param(4, "local", 0.5, id="4, mixed", marks=pytest.mark.slow),
+    ],
+)
+def test_fragments_are_updated_in_turn(
+    tmp_path: Path, peers: int, on_failure: str, mixing: float | None
+) -> None:
+    options = {"on_failure": on_failure, "fragments": 2, "mixing": mixing}
+    rounds = ROUNDS if peers == 4 or mixing else 25
+    logs = together(tmp_path, peers, rounds=rounds, failing=list(FAILING), options=options)
+    compare(logs, oracle(logs, on_failure, fragments=2, mixing=mixing))
+
+
+def compare(logs: list[dict[str, Any]], expected: list[list[Any]]) -> None:
+    """Compare the outer parameters after each round with those of an oracle."""
     for i, log in enumerate(logs):
         for round_, (seen, wanted_outer) in enumerate(zip(log["trace"], expected, strict=True), 1):
             scale = float(np.abs(wanted_outer[i]).max())
@@ -252,8 +289,6 @@ def test_updates_are_those_of_the_paper(
             np.testing.assert_allclose(
                 seen["outer"], wanted_outer[i], atol=2e-5 * scale, err_msg=where
             )
-            if on_failure == "local" or round_ not in FAILING:
-                assert seen["local"] == seen["outer"], where
     assert len({log["outer"] for log in logs}) == 1, "outer state differs between replicas"
 
 

@@ -30,6 +30,8 @@ REGISTERED.register_lazy("local_steps", "rayhive.spec.axes.local_steps:LocalStep
 REGISTERED.register_lazy("outer_lr", "rayhive.spec.axes.outer_lr:OuterLR")
 REGISTERED.register_lazy("outer_momentum", "rayhive.spec.axes.outer_momentum:OuterMomentum")
 REGISTERED.register_lazy("inner_state", "rayhive.spec.axes.inner_state:InnerState")
+REGISTERED.register_lazy("fragments", "rayhive.spec.axes.fragments:Fragments")
+REGISTERED.register_lazy("mixing", "rayhive.spec.axes.mixing:Mixing")
 
 
 def draw_order(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

@@ -25,7 +25,7 @@ class PowerSGDRank(Axis):
     column = Column(
         "powersgd_rank", "Rank of the PowerSGD factors; empty without PowerSGD", type="count"
     )
-    examples = (1, 2)
+    examples = (1, 2, None)
 
     def check(self, key: str, value: Any) -> Iterator[Problem]:
         """Find a rank that no matrix has."""
