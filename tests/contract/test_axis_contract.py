@@ -102,7 +102,7 @@ def missing_parts(axis: Axis) -> Iterator[str]:
         yield "applies"
     if axis.depends_on and not axis.needs():
         yield "needs"
-    keys: set[str] = set()
+    told_apart = 0
     for context in applying:
         values = [{**context.values, axis.name: value} for value in (one, other)]
         try:
@@ -110,8 +110,9 @@ def missing_parts(axis: Axis) -> Iterator[str]:
                 yield "apply"
         except KeyError:  # an axis that depends on this one has nothing to extend
             yield "apply"
-        keys |= {SearchSpace(Space(), SHAPES).key(Configuration(**each)) for each in values}
-    if len(keys) <= len(applying):
+        search = SearchSpace(Space(), SHAPES)
+        told_apart += len({search.key(Configuration(**each)) for each in values}) > 1
+    if not told_apart:
         yield "key"
     if not axis.gradients and list(
         axis.conflicts(axis.default, SwarmConfig(use_local_updates=True))
@@ -163,7 +164,7 @@ def test_an_axis_that_does_not_apply_is_refused(axis: Axis) -> None:
 
 @every
 def test_ranges_are_allowed_for_numbers_only(axis: Axis) -> None:
-    low, high = (1, 2) if axis.kind == "choice" else sorted(axis.examples)
+    low, high = (1, 2) if axis.kind == "choice" else sorted(axis.examples[:2])
     others = {other.name: other.examples for other in AXES}
     space = Space(**{**others, axis.name: Range(low=low, high=high)})
     refused = f"space.{axis.name}" in [item.key for item in check_space(space, SwarmConfig())]
