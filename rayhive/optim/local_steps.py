@@ -144,7 +144,8 @@ class LocalSteps:
         taken, self._taken = self._taken, {}
         since = 0 if self._waits(taken) else self.averager.local_samples_accumulated
         for fragment, members in enumerate(self._members):
-            kept = since + self._carried[fragment] > 0
+            mixed = self.rule.mixing is not None  # a part of used progress stays
+            kept = mixed or since + self._carried[fragment] > 0
             for index in members:
                 local, start, new = self.parameters[index], self._start[index], outer[index]
                 origin = taken.get(index, start)

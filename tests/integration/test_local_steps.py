@@ -201,7 +201,7 @@ def oracle(
             samples[i] = [n + steps * BATCHES[i] for n in samples[i]]
             for _ in range(steps):
                 local[i] = inner[i].step(local[i])  # lines 4 to 7
-        failed = round_ in FAILING
+        failed, used = round_ in FAILING, []
         for at in (0, 1) if fragments == 1 else (round_ % 2,):
             deltas = [outer[i][at] - local[i][at] for i in everyone]
             if not failed:  # line 10, by samples
@@ -211,8 +211,7 @@ def oracle(
             for i in everyone if not failed or on_failure == "local" else ():
                 momentum[i][at] = mu * momentum[i][at] + deltas[i]  # line 11, Nesterov's
                 outer[i][at] = outer[i][at] - lr * (deltas[i] + mu * momentum[i][at])
-                share = 0.0 if mixing is None else mixing
-                local[i][at] = share * local[i][at] + (1 - share) * outer[i][at]
+                used.append((i, at, local[i][at]))
                 samples[i][at] = 0
         if round_ in averaged_in:
             for at in (0, 1):
@@ -221,6 +220,9 @@ def oracle(
                 for i in everyone:  # progress that is in no round yet moves with the outer ones
                     local[i][at] = local[i][at] + mean_outer - outer[i][at]
                     outer[i][at], momentum[i][at] = mean_outer, mean
+        for i, at, value in used:
+            share = 0.0 if mixing is None else mixing
+            local[i][at] = share * value + (1 - share) * outer[i][at]
         if reset:
             for each in inner:
                 each.reset()

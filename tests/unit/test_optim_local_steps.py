@@ -156,6 +156,11 @@ def test_a_fragment_is_mixed_with_its_average() -> None:
     peer.batches(2)
     peer.change_outer(0, -3.0)
     assert peer.values == [0.25 * 6 + 0.75 * 7, 6.0]
+    peer.change_outer(0, 1.0)  # parameters were averaged afterwards
+    assert peer.values == [0.25 * 6 + 0.75 * 7 + 1, 6.0]
+    peer.local.averager.local_samples_accumulated = 0
+    peer.change_outer(0, -1.0)
+    assert peer.values == [0.25 * 6 + 0.75 * 7, 6.0]
 
 
 def test_an_outer_step_moves_one_fragment_only() -> None:
