@@ -138,7 +138,7 @@ def test_loading_fills_the_tensors_that_are_shared() -> None:
     optimizer_factory.initialise_state(ours)
     train(other, theirs)
     shared = [state["exp_avg"] for state in ours.state.values()]
-    swarm = mock.Mock()
+    swarm = mock.Mock(local_steps=None)
     swarm.state_averager.optimizer = ours
     saved = theirs.state_dict()
     saved["state"]["local_epoch"] = 7
