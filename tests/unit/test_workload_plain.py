@@ -229,6 +229,20 @@ def test_modules_of_lightnings_demos_are_workloads() -> None:
     assert set(other.metrics()) == {"loss", "x"}
 
 
+def test_lightnings_demo_transformer_is_a_workload(tmp_path: Path) -> None:
+    """Its ``prepare_data`` keeps a text that is there, and downloads WikiText-2 otherwise."""
+    text = tmp_path / "data" / "wikitext-2.txt"
+    text.parent.mkdir()
+    text.write_text("\n".join("the cat sat on the mat and looked at me" for _ in range(70)))
+    workload = load_workload(
+        None, "lightning.pytorch.demos:LightningTransformer", {"vocab_size": 50}
+    )
+    workload.check()
+    # windows of 35 of the 70 lines' 770 tokens, without the last; a tenth of them is held out
+    assert workload.train_size() == 21 - 2
+    assert set(workload.metrics()) == {"loss"}
+
+
 def test_a_scheduler_is_made_again_for_another_optimizer() -> None:
     workload = load_workload(None, "my_modules:Scheduled", {"rate": 0.8})
     make = workload.scheduler_fn()
