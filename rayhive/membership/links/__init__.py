@@ -8,6 +8,8 @@ Its secret travels through the daemon, so the link is authenticated by the same 
     Frames on a socket that never blocks.
 ``link``
     Calls with streams of packets in both directions, over one wire.
+``records``
+    Pieces of a wire's stream, each of them encrypted as a whole.
 ``cipher``
     Encryption of a wire.
 ``handshake``

@@ -1,7 +1,8 @@
 """Frames on one connection, driven by the event loop and without a copy of large bodies.
 
 A body is sent from the caller's memory and received into memory that is allocated for it alone.
-Encryption adds one copy on each side.
+Encryption adds one copy on each side. Short frames of one turn of the event loop leave together:
+each write, read and encryption costs as much as 100 kB.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rayhive.membership.links.cipher import TAG, Cipher
+from rayhive.membership.links.records import LONG, RecordReader, RecordWriter
 
 if TYPE_CHECKING:
     from rayhive.membership.links.handshake import Opened
@@ -29,6 +28,8 @@ _HEADER = struct.Struct("!BIIQ")
 MAX_HEAD, MAX_BODY = 1 << 20, 1 << 32
 #: Bytes that one callback reads or writes at most, so that other callbacks get their turn.
 _TURN = 1 << 19
+#: Bytes of frames that leave together.
+_BATCH = 1 << 16
 #: Bytes of queued frames from which on a sender should wait.
 _HIGH = 1 << 20
 #: Unsent bytes that the kernel holds for a connection. More would delay urgent frames.
@@ -47,41 +48,24 @@ Buffer = bytes | bytearray | memoryview
 OnFrame = Callable[[int, int, bytes, memoryview], None]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Queued:
     """Frame that waits to be written.
 
     Attributes:
         stream: Its stream.
-        views: Its unsent bytes.
-        begun: Whether its first bytes were sent.
+        start: Its header and head.
+        body: Its body.
     """
 
     stream: int
-    views: deque[memoryview]
-    begun: bool = False
+    start: bytes
+    body: memoryview
 
     @property
     def size(self) -> int:
-        """Number of unsent bytes."""
-        return sum(view.nbytes for view in self.views)
-
-    def keep(self) -> None:
-        """Copy the unsent bytes, so that the caller may change the memory that it passed."""
-        self.views = deque(memoryview(bytes(view)) for view in self.views)
-
-
-class _Scratch:
-    """Memory for encrypted bytes, used again for each frame."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-
-    def take(self, size: int) -> memoryview:
-        """Return ``size`` bytes, which are valid until the next call."""
-        if len(self._memory) < size:
-            self._memory = np.empty(size, np.uint8)
-        return self._memory.data[:size]
+        """Number of bytes."""
+        return len(self.start) + self.body.nbytes
 
 
 class Wire:
@@ -107,7 +91,7 @@ class Wire:
         bulk: bool = True,
     ) -> None:
         self.lost: Exception | None = None
-        self._socket, self._seal, self._cipher = opened.connection, opened.seal, opened.open
+        self._socket = opened.connection
         self._on_frame, self._on_lost, self._on_life = on_frame, on_lost, on_life
         self._loop = asyncio.get_running_loop()
         self._descriptor = self._socket.fileno()
@@ -115,13 +99,13 @@ class Wire:
         if hasattr(socket, "SO_PRIORITY"):
             priority = _BULK if bulk else _URGENT
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
-        self._sealed, self._received = _Scratch(), _Scratch()
         self._queue: deque[_Queued] = deque()
-        self._queued_bytes, self._waits_for_space = 0, False
+        self._writer, self._is_plain = RecordWriter(opened.seal), opened.seal is None
+        self._leaving, self._streams = deque[memoryview](), set[int]()  # of frames that have begun
+        self._queued_bytes, self._waits_for_space, self._will_write = 0, False, False
         self._turns = deque[asyncio.Future[None]]()
-        self._frame: tuple[int, int] = (0, 0)
-        self._sizes, self._head = (0, 0), b""
-        self._expect(_HEADER.size, self._header_arrived)
+        self._reader = RecordReader(self._socket, opened.open, self._arrived)
+        self._awaits_body: tuple[int, int, bytes] | None = None
         self._loop.add_reader(self._descriptor, self._read)
 
     # -- writing -----------------------------------------------------------------------------------
@@ -131,13 +115,17 @@ class Wire:
         if self.lost is not None:
             return
         body = memoryview(body)
-        header = _HEADER.pack(kind, stream, len(head), body.nbytes)
-        pieces = (memoryview(piece) for piece in (header, head, body))
-        queued = _Queued(stream, deque(piece for piece in pieces if piece.nbytes))
+        start = _HEADER.pack(kind, stream, len(head), body.nbytes) + head
+        queued = _Queued(stream, start, body)
         self._queue.append(queued)
         self._queued_bytes += queued.size
-        if not self._waits_for_space:
+        if self._waits_for_space:
+            return
+        if self._queued_bytes >= _BATCH:
             self._write()
+        elif not self._will_write:  # what follows in this turn leaves with it
+            self._will_write = True
+            self._loop.call_soon(self._write_at_last)
 
     async def has_room(self) -> None:
         """Wait until few bytes are queued, or the connection has ended.
@@ -165,19 +153,27 @@ class Wire:
 
     def keep(self, stream: int) -> None:
         """Drop the frames of a stream that were not begun; copy the unsent bytes of a begun one."""
-        for queued in self._queue:
-            if queued.stream == stream and queued.begun:
-                queued.keep()
-            elif queued.stream == stream:
-                self._queued_bytes -= queued.size
-        self._queue = deque(q for q in self._queue if q.stream != stream or q.begun)
+        if self._is_plain and stream in self._streams:
+            self._leaving = deque(memoryview(bytes(view)) for view in self._leaving)
+            self._streams.clear()
+        dropped = [queued for queued in self._queue if queued.stream == stream]
+        if dropped:
+            self._queued_bytes -= sum(queued.size for queued in dropped)
+            self._queue = deque(queued for queued in self._queue if queued.stream != stream)
         self.give_turn()
+
+    def _write_at_last(self) -> None:
+        self._will_write = False
+        if self.lost is None and not self._waits_for_space:
+            self._write()
 
     def _write(self) -> None:
         turn, full = _TURN, False
         try:
-            while self._queue and turn > 0:
-                sent = self._write_some(self._queue[0])
+            while (self._leaving or self._queue) and turn > 0:
+                if not self._leaving:
+                    self._begin()
+                sent = self._write_some()
                 if self._waits_for_space and turn == _TURN:
                     self._on_life()
                 turn -= sent
@@ -188,88 +184,79 @@ class Wire:
             self.close(error)
             return
         self.give_turn()
-        wanted = full or bool(self._queue)
+        wanted = full or bool(self._leaving or self._queue)
         if wanted and not self._waits_for_space:
             self._loop.add_writer(self._descriptor, self._write)
         elif not wanted and self._waits_for_space:
             self._loop.remove_writer(self._descriptor)
         self._waits_for_space = wanted
 
-    def _write_some(self, queued: _Queued) -> int:
-        if not queued.begun:
-            queued.begun = True
-            if self._seal is not None:  # not earlier, as the order of the records is fixed
-                self._encrypt(queued, self._seal)
-        sent = left = self._socket.sendmsg(queued.views)
-        while queued.views and left >= queued.views[0].nbytes:
-            left -= queued.views.popleft().nbytes
-        if queued.views:
-            queued.views[0] = queued.views[0][left:]
-        else:
-            self._queue.popleft()
-        return sent
+    def _begin(self) -> None:
+        """Make records of the next frames."""
+        contents: list[tuple[memoryview, bool]] = []
+        short, size = list[bytes | memoryview](), 0
+        self._streams.clear()
+        while self._queue and size < _BATCH:
+            queued = self._queue.popleft()
+            size += queued.size
+            self._streams.add(queued.stream)
+            short.append(queued.start)
+            if queued.body.nbytes < LONG:
+                short.append(queued.body)
+            else:
+                contents += [(memoryview(b"".join(short)), False), (queued.body, True)]
+                short.clear()
+        if short:
+            contents.append((memoryview(b"".join(short)), False))
+        self._leaving = self._writer.records(contents)
+        self._queued_bytes += sum(view.nbytes for view in self._leaving) - size
 
-    def _encrypt(self, queued: _Queued, seal: Cipher) -> None:
-        """Replace a frame by its records."""
-        contents = queued.views
-        memory = self._sealed.take(queued.size + TAG * len(contents))
-        records, start = deque[memoryview](), 0
-        for content in contents:
-            records.append(memory[start : start + content.nbytes + TAG])
-            seal.seal(content, records[-1])
-            start += content.nbytes + TAG
-        queued.views = records
-        self._queued_bytes += TAG * len(contents)
+    def _write_some(self) -> int:
+        sent = left = self._socket.sendmsg(self._leaving)
+        while self._leaving and left >= self._leaving[0].nbytes:
+            left -= self._leaving.popleft().nbytes
+        if left:
+            self._leaving[0] = self._leaving[0][left:]
+        return sent
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def _expect(self, size: int, then: Callable[[memoryview], None]) -> None:
-        """Receive the next ``size`` bytes of content, then call ``then`` with them."""
-        if self._cipher is None:
-            self._record = np.empty(size, np.uint8).data
-        else:  # decryption copies it
-            self._record = self._received.take(size + TAG)
-        self._missing, self._then = self._record, then
-
     def _read(self) -> None:
-        turn = _TURN
+        turn, more = _TURN, True
         try:
-            while turn > 0 and self.lost is None:
-                got = self._socket.recv_into(self._missing)
-                if not got:
-                    raise ConnectionResetError("closed by the other side")
+            while more and turn > 0 and self.lost is None:
+                got, more = self._reader.receive()
                 if turn == _TURN:
                     self._on_life()
                 turn -= got
-                self._missing = self._missing[got:]
-                if not self._missing:
-                    record = self._record
-                    self._then(record if self._cipher is None else self._cipher.open(record))
         except BlockingIOError:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, struct.error) as error:
             self.close(error)
 
-    def _header_arrived(self, header: memoryview) -> None:
-        kind, stream, head, body = _HEADER.unpack(header)
-        if head > MAX_HEAD or body > MAX_BODY:
-            raise ValueError("a frame is too long")
-        self._frame, self._sizes, self._head = (kind, stream), (head, body), b""
-        if head:
-            self._expect(head, self._head_arrived)
-        else:
-            self._head_arrived(memoryview(b""))
-
-    def _head_arrived(self, head: memoryview) -> None:
-        self._head = bytes(head)
-        if self._sizes[1]:
-            self._expect(self._sizes[1], self._body_arrived)
-        else:
-            self._body_arrived(memoryview(b""))
-
-    def _body_arrived(self, body: memoryview) -> None:
-        self._expect(_HEADER.size, self._header_arrived)
-        self._on_frame(*self._frame, self._head, body)
+    def _arrived(self, content: memoryview) -> int:
+        """Pass on the frames of a record; return the size of a body that is the next record."""
+        if self._awaits_body is not None:
+            (kind, stream, head), self._awaits_body = self._awaits_body, None
+            self._on_frame(kind, stream, head, content)
+            return 0
+        at = 0
+        while at < content.nbytes and self.lost is None:
+            kind, stream, head_size, body_size = _HEADER.unpack_from(content, at)
+            begin = at + _HEADER.size
+            at = begin + head_size
+            end = at if body_size >= LONG else at + body_size
+            if head_size > MAX_HEAD or body_size > MAX_BODY or end > content.nbytes:
+                raise ValueError("a frame is too long")
+            head = bytes(content[begin:at])
+            if body_size >= LONG:
+                if at < content.nbytes:
+                    raise ValueError("a frame without its body")
+                self._awaits_body = kind, stream, head
+                return int(body_size)
+            self._on_frame(kind, stream, head, content[at:end])
+            at = end
+        return 0
 
     # -- end ---------------------------------------------------------------------------------------
 
@@ -277,10 +264,15 @@ class Wire:
         """Close the connection; frames that were not sent yet are lost."""
         if self.lost is not None:
             return
+        if reason is None and self._will_write:
+            self._write_at_last()
+        if self.lost is not None:
+            return
         self.lost = reason or ConnectionAbortedError("closed by this side")
         self._loop.remove_reader(self._descriptor)
         self._loop.remove_writer(self._descriptor)
         self._queue.clear()
+        self._leaving.clear()
         self._queued_bytes = 0
         self._socket.close()
         self.give_turn()
