@@ -15,7 +15,7 @@ from hivemind.averaging.partition import BannedException
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils.asyncio import aiter_with_timeout, attach_event_on_finished
+from hivemind.utils.asyncio import attach_event_on_finished
 
 from rayhive.averaging.aggregation import RULES, SteadyReducer
 from rayhive.averaging.answers import AVERAGE, HANGS_UP, Answers, difference
@@ -23,6 +23,7 @@ from rayhive.averaging.parts import PartMessage, in_threads
 from rayhive.averaging.round_result import PhaseRecord
 from rayhive.averaging.streams import PATIENCE, until
 from rayhive.averaging.tensor_parts import TensorParts, balanced_partition, partition_of
+from rayhive.averaging.timeouts import in_time
 from rayhive.averaging.transport import DaemonTransport, Transport
 from rayhive.compression.shares import Shares
 from rayhive.spec import Aggregation
@@ -204,7 +205,7 @@ class MeasuredAllReduce(AllReduceRunner):
             stream = self._received(until(opened, lambda _: next(answered) == expected))
             if self.should_delay_results(self.peer_id):
                 await all_sent.wait()
-            answers = numbered(averages(aiter_with_timeout(stream, self.reducer_timeout)))
+            answers = numbered(averages(in_time(stream, self.reducer_timeout)))
             codec, prefetch = container.compression, container.prefetch
             async for average in in_threads(decoded, answers, codec, prefetch):
                 container.register_processed_part(at, averaged, average)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
 import torch
-from hivemind.averaging import DecentralizedAverager, averager
+from hivemind.averaging import DecentralizedAverager, allreduce, averager
 from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2P, P2PContext, PeerID
@@ -45,7 +45,7 @@ from rayhive.averaging.steps import STEP_PATIENCE, TRACE, LockedPipe, RunningSte
 from rayhive.averaging.streams import PATIENCE, Cancellations, DownloadStub, completed, noted
 from rayhive.averaging.tensor_memory import drop_inherited
 from rayhive.averaging.tensor_summary import floats, norm_of
-from rayhive.averaging.timeouts import hivemind_timeouts
+from rayhive.averaging.timeouts import hivemind_timeouts, in_time
 from rayhive.compression.kernels import install
 from rayhive.membership.peer_links import PeerLinks
 from rayhive.membership.signs import SignsOfLife
@@ -225,7 +225,7 @@ class MeasuredAverager(DecentralizedAverager):
     def run(self) -> None:
         """Serve until shut down; executed in the averager's own process."""
         self.cancellations = Cancellations(self._stub_of)
-        averager.Matchmaking = LiveMatchmaking
+        averager.Matchmaking, allreduce.aiter_with_timeout = LiveMatchmaking, in_time
         own = {"announce": self.rounds.announced, "link_to": self._links.get}
         self.matchmaking_kwargs.update(groups=self.groups, **own)
         install.install()

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+)
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 #: Longest wait for a group member's next part [s], if no timeout is given.
 SENDER_TIMEOUT = 10.0
@@ -73,3 +82,83 @@ async def while_it_moves(
             task.cancel()
             await asyncio.wait({task})
     task.result()
+
+
+async def in_time(stream: AsyncIterable[T], timeout: float | None) -> AsyncGenerator[T, None]:
+    """Pass a stream on as long as each item comes in time.
+
+    One timer serves the whole stream. ``asyncio.wait_for`` makes a task and a timer for each item,
+    which cost more than a short item itself.
+
+    Args:
+        stream: The stream.
+        timeout: Longest wait for an item [s]; None for no limit.
+
+    Raises:
+        asyncio.TimeoutError: An item did not come, and the wait for it was cancelled.
+    """
+    watch, items = _Watch(timeout), aiter(stream)
+    try:
+        while True:
+            try:
+                item = await watch.over(anext(items))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        watch.end()
+
+
+class _Watch:
+    """Cancels a wait that takes too long.
+
+    Args:
+        timeout: Longest wait [s]; None for no limit.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self._loop, self._timeout = asyncio.get_running_loop(), timeout
+        self._task: asyncio.Task[Any] | None = None
+        self._since, self._expired = 0.0, False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def over(self, wait: Awaitable[T]) -> T:
+        """Await something, in the current task."""
+        if self._timeout is None:
+            return await wait
+        self._task, self._since = asyncio.current_task(), self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout, self._look)
+        try:
+            return await wait
+        except asyncio.CancelledError:
+            if not self._expired or _is_cancelled_by_others(self._task):
+                raise
+            raise asyncio.TimeoutError(f"nothing came for {self._timeout:g} s") from None
+        finally:
+            self._task = None
+
+    def _look(self) -> None:
+        assert self._timeout is not None
+        left = self._timeout
+        if self._task is not None:
+            left = self._since + self._timeout - self._loop.time()
+            if left <= 0:
+                self._expired = True
+                self._task.cancel()
+                return
+        self._timer = self._loop.call_later(left, self._look)
+
+    def end(self) -> None:
+        """Watch no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _is_cancelled_by_others(task: asyncio.Task[Any] | None) -> bool:
+    """Return whether a task that was cancelled once here was also cancelled elsewhere.
+
+    Python 3.10 does not count cancellations: there the answer is always no.
+    """
+    uncancel = getattr(task, "uncancel", None)
+    return uncancel is not None and uncancel() > 0

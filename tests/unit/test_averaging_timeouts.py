@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import AsyncGenerator
 from concurrent import futures
 from typing import Any
 
 import pytest
 
 from rayhive.averaging.step_requests import StepRequests
-from rayhive.averaging.timeouts import while_it_moves
+from rayhive.averaging.timeouts import in_time, while_it_moves
 
 FAR = 60.0
 
@@ -125,3 +126,90 @@ def test_the_wait_ends_when_data_stop_to_move() -> None:
     made.set_exception(TimeoutError("of the averager"))
     with pytest.raises(TimeoutError, match="of the averager"):
         made.result(FAR)
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+async def slow_from(
+    number: int, ended: asyncio.Event, waits: asyncio.Event
+) -> AsyncGenerator[int, None]:
+    """Yield numbers, and never the one with this number."""
+    try:
+        for each in range(number):
+            await asyncio.sleep(0)
+            yield each
+        waits.set()
+        await asyncio.sleep(FAR)
+        yield number
+    finally:
+        ended.set()
+
+
+@pytest.mark.parametrize("timeout", [None, FAR])
+def test_a_stream_in_time_is_passed_on(timeout: float | None) -> None:
+    async def stream() -> AsyncGenerator[int, None]:
+        for number in range(5):
+            yield number
+
+    async def body() -> None:
+        assert [number async for number in in_time(stream(), timeout)] == list(range(5))
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_an_item_that_does_not_come_ends_a_stream(number: int) -> None:
+    async def body() -> None:
+        ended, got = asyncio.Event(), []
+        with pytest.raises(asyncio.TimeoutError, match=r"nothing came for 0\.05 s"):
+            async for each in in_time(slow_from(number, ended, asyncio.Event()), 0.05):
+                got.append(each)
+        assert got == list(range(number))
+        assert ended.is_set(), "the wait for it was cancelled"
+        await asyncio.sleep(0)  # the task itself is not cancelled
+
+    asyncio.run(body())
+
+
+def test_the_time_that_a_reader_takes_does_not_count() -> None:
+    async def body() -> None:
+        got = []
+        async for each in in_time(slow_from(4, asyncio.Event(), asyncio.Event()), 0.1):
+            await asyncio.sleep(0.25)
+            got.append(each)
+            if len(got) == 4:
+                break
+        assert got == list(range(4))
+
+    asyncio.run(body())
+
+
+def test_a_cancelled_reader_of_a_stream_is_cancelled() -> None:
+    async def body() -> None:
+        ended, waits = asyncio.Event(), asyncio.Event()
+
+        async def read() -> None:
+            async for _ in in_time(slow_from(2, ended, waits), FAR):
+                pass
+
+        reading = asyncio.create_task(read())
+        await waits.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert ended.is_set()
+
+    asyncio.run(body())
+
+
+def test_an_error_of_a_stream_is_passed_on() -> None:
+    async def fails() -> AsyncGenerator[int, None]:
+        yield 0
+        raise OSError("the error")
+
+    async def body() -> None:
+        with pytest.raises(OSError, match="the error"):
+            _ = [each async for each in in_time(fails(), FAR)]
+
+    asyncio.run(body())
