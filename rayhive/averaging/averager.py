@@ -40,8 +40,9 @@ from rayhive.averaging.state_download import (
     StateDownload,
     declare_state,
 )
+from rayhive.averaging.step_pipes import LockedPipe, RequestPipe
 from rayhive.averaging.step_requests import StepRequests
-from rayhive.averaging.steps import STEP_PATIENCE, TRACE, LockedPipe, RunningSteps, StepTrace, flush
+from rayhive.averaging.steps import STEP_PATIENCE, TRACE, RunningSteps, StepTrace, flush
 from rayhive.averaging.streams import PATIENCE, Cancellations, DownloadStub, completed, noted
 from rayhive.averaging.tensor_memory import drop_inherited
 from rayhive.averaging.tensor_summary import floats, norm_of
@@ -229,9 +230,9 @@ class MeasuredAverager(DecentralizedAverager):
         own = {"announce": self.rounds.announced, "link_to": self._links.get}
         self.matchmaking_kwargs.update(groups=self.groups, **own)
         install.install()
+        self._inner_pipe: Any = RequestPipe(self._inner_pipe, self)
         self._allreduce_timeout = None  # hivemind's limits the whole round
-        # Group ids and orders come from this generator. Peers that seed alike for the sake of
-        # training would draw the same ids, and one group's late parts would fit another.
+        # Peers that seed alike for training would draw equal ids of groups, and mix late parts.
         random.seed()
         if os.getpid() != self._parent_pid:
             drop_inherited(self._trainer_tensors())
@@ -275,8 +276,7 @@ class MeasuredAverager(DecentralizedAverager):
                 with contextlib.suppress(*ENDED):
                     await self._step(step=step, future_for_init=attached)
             finally:
-                round_ = round_of(step)
-                if round_ is not None:
+                if (round_ := round_of(step)) is not None:
                     self._matchmaking.group_formation.leave_behind(round_)
                 self.rounds.end_step(trace)
 

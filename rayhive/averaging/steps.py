@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 from hivemind.averaging.control import StepControl
 from hivemind.dht import DHT, DHTNode
@@ -111,18 +109,3 @@ async def _note_trigger(step: StepControl, trace: StepTrace) -> None:
     with contextlib.suppress(Exception):
         await step.wait_for_trigger()
         trace.triggered = time.monotonic()
-
-
-class LockedPipe:
-    """The trainer's end of an averager's pipe, safe to send through from several threads."""
-
-    def __init__(self, pipe: Any) -> None:
-        self._pipe, self._lock = pipe, threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pipe, name)
-
-    def send(self, message: Any) -> None:
-        """Send one message."""
-        with self._lock:
-            self._pipe.send(message)
