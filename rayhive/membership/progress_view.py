@@ -48,9 +48,7 @@ class ProgressView:
     def is_round_due(self) -> bool:
         """Whether this peer may begin the next round now."""
         with self.view.lock:
-            behind = self.view.newest_round() > self.view.own.round
-            due = self.view.samples() >= self.target_batch_size
-            return behind or due or self.view.is_in_a_hurry()
+            return self.view.is_round_due(self.target_batch_size)
 
     def share_of_lacking(self, announced: int) -> float:
         """Return this peer's share of the samples that the next round lacks.

@@ -305,8 +305,10 @@ class MembershipView:
 
     def participants(self) -> list[Heartbeat]:
         """Return the live peers that take part, the oldest first, without stragglers."""
-        alive = [heartbeat for heartbeat in self.alive() if heartbeat.takes_part]
-        return [heartbeat for heartbeat in alive if not self.is_straggling(heartbeat)]
+        return self._participants(self.alive())
+
+    def _participants(self, alive: list[Heartbeat]) -> list[Heartbeat]:
+        return [p for p in alive if p.takes_part and not self.is_straggling(p)]
 
     def is_straggling(self, heartbeat: Heartbeat) -> bool:
         """Return whether another peer has computed for too long without progress.
@@ -340,35 +342,47 @@ class MembershipView:
 
     def newest_round(self) -> int:
         """Return the last round that a peer in the run, or on a break, has finished."""
-        return max([self.own.round, *(p.round for p in self._company() if not p.client_mode)])
+        return self._newest(self.alive())
+
+    def _newest(self, alive: list[Heartbeat]) -> int:
+        rounds = (p.round for p in self._company(alive) if not p.client_mode)
+        return max(self.own.round, max(rounds, default=0))
 
     def newest_averaged(self, kind: str) -> int:
         """Return the last round that another peer has averaged, or given up."""
-        return max((getattr(p, kind) for p in self._company() if not p.client_mode), default=0)
+        company = self._company(self.alive())
+        return max((getattr(p, kind) for p in company if not p.client_mode), default=0)
 
-    def _company(self) -> list[Heartbeat]:
-        others = [p for p in self.alive() if p.peer_id != self.own.peer_id]
-        return [p for p in others if p.takes_part or p.away]
+    def _company(self, alive: list[Heartbeat]) -> list[Heartbeat]:
+        own = self.own.peer_id
+        return [p for p in alive if p.peer_id != own and (p.takes_part or p.away)]
 
     def samples(self) -> int:
         """Return the samples that are accumulated for the round after :meth:`newest_round`."""
-        newest = self.newest_round()
-        own = self.own.samples if self.own.round == newest else 0
-        return own + sum(
-            p.samples
-            for p in self.participants()
-            if p.round == newest and p.peer_id != self.own.peer_id
-        )
+        return self._samples(self.alive())
 
-    def is_in_a_hurry(self) -> bool:
-        """Return whether a peer asks to begin the next round before it is full."""
-        newest = self.newest_round()
-        return any(p.hurry > newest for p in self.participants())
+    def _samples(self, alive: list[Heartbeat]) -> int:
+        newest = self._newest(alive)
+        own = self.own.samples if self.own.round == newest else 0
+        others = (p for p in self._participants(alive) if p.peer_id != self.own.peer_id)
+        return own + sum(p.samples for p in others if p.round == newest)
+
+    def is_round_due(self, target: int) -> bool:
+        """Return whether this peer may begin its next round.
+
+        Other peers are a round ahead or in a hurry, or all have the target number of samples.
+        """
+        alive = self.alive()  # once: this is asked several times in each batch
+        newest = self._newest(alive)
+        if newest > self.own.round or self._samples(alive) >= target:
+            return True
+        return any(p.hurry > newest for p in self._participants(alive))
 
     def live_peers(self) -> int:
         """Return the number of peers, this one included, that can take part in the next round."""
-        newest = self.newest_round()
-        peers = [p for p in self.participants() if p.peer_id != self.own.peer_id]
+        alive = self.alive()
+        newest = self._newest(alive)
+        peers = [p for p in self._participants(alive) if p.peer_id != self.own.peer_id]
         return 1 + sum(self._reached(p) >= newest - ROUNDS_BEHIND for p in peers)
 
     def note_group(self, round_: int, peers: Iterable[bytes]) -> None:
