@@ -116,7 +116,7 @@ class FeedbackPayload:
 
     def __init__(self, gradients: Sequence[torch.Tensor]) -> None:
         self.feedback = ErrorFeedback(gradients)
-        self._thread = PolicyThread("feedback")
+        self._thread = PolicyThread("feedback", sum(each.numel() for each in gradients))
         self._last_step: Future[Any] | None = None
 
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:

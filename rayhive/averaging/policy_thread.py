@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+#: Elements on which a policy works for about a millisecond.
+FEW = 1 << 20
+
 Result = TypeVar("Result")
 
 
@@ -19,10 +22,13 @@ class PolicyThread:
 
     Args:
         name: Name of the thread.
+        elements: Elements on which it works; None if the work waits for another process. Work on
+            few elements is done at once: two changes of the thread take about as long, and longer
+            where all processors are in use.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, elements: int | None) -> None:
+        self._name, self._at_once = name, elements is not None and elements <= FEW
         self._executor: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[..., Result], *args: Any, final: bool = False) -> Result:
@@ -34,6 +40,8 @@ class PolicyThread:
             final: Whether the work commits a round: the round then succeeds although its caller
                 was cancelled meanwhile.
         """
+        if self._at_once:
+            return work(*args)
         if self._executor is None:  # created on first use: threads do not survive the fork
             self._executor = ThreadPoolExecutor(1, thread_name_prefix=self._name)
         job = asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *args))

@@ -142,7 +142,8 @@ class PowerSGDPayload:
         self._rounds = torch.zeros((), dtype=torch.int64)
         self._rounds.share_memory_()  # type: ignore[no-untyped-call]
         self._last_step: Future[Any] | None = None
-        self._thread = PolicyThread("powersgd")
+        elements = sum(gradient.numel() for gradient in gradients)
+        self._thread = PolicyThread("powersgd", elements if kind is Factors else None)
 
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
         """Return the phases of a round: P and Q per iteration, or the dense one at first."""
