@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -61,10 +61,12 @@ class RoundHost(Protocol):
     Attributes:
         mode: Whether it is a node, a client or an auxiliary peer.
         cancellations: Sender of cancellation messages.
+        lock_averaged_tensors: Lock of the averaged tensors, shared with the trainer.
     """
 
     mode: AveragingMode
     cancellations: Cancellations
+    lock_averaged_tensors: Any
 
     @property
     def peer_id(self) -> PeerID:
@@ -172,7 +174,7 @@ class RoundPipeline:
             allreduce = partial(self._allreduce, host, group, options)
             auxiliary = host.mode == AveragingMode.AUX
             round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step)
-            async with enter_asynchronously(host.get_tensors()) as tensors:
+            async with self._locked(host) as tensors:
                 averaging = self.payload.average(tensors, round_)
                 await while_it_moves(averaging, partial(self.groups.moved, group.group_id), timeout)
         except BaseException as error:
@@ -192,6 +194,18 @@ class RoundPipeline:
         result.rejected, result.excluded = refusal_records(refused), trace.excluded
         check_finite(self.tensors)
         return result
+
+    @asynccontextmanager
+    async def _locked(self, host: RoundHost) -> AsyncIterator[Sequence[torch.Tensor]]:
+        """Lock the averaged tensors; wait in a thread if the trainer holds the lock."""
+        if host.lock_averaged_tensors.acquire(block=False):
+            try:
+                yield self.tensors
+            finally:
+                host.lock_averaged_tensors.release()
+        else:
+            async with enter_asynchronously(host.get_tensors()) as tensors:
+                yield tensors
 
     async def _division(self, group: GroupInfo, min_vector_size: int) -> dict[str, Any]:
         """Return the options of an all-reduce that say what each member reduces.
