@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import psutil
 import pytest
 import ray
 
 from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.replicate import supervisors
+from rayhive.cluster.replicate.handle import ReplicateHandle
 from rayhive.cluster.replicate.peer_table import Outcome
+from rayhive.errors import ConfigError
 from tests.integration.cluster_harness import (
     FAKE_FORKSERVER,
     eventually,
@@ -151,3 +157,40 @@ def test_retired_supervisors_end_with_their_actors(cluster: Cluster, tmp_path: P
 
 def _processes(cluster: Cluster) -> set[int]:
     return workers(cluster, "TrialSupervisor") | workers(cluster, "PeerActor")
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_of_two_replicates_of_one_name_that_begin_together_one_runs(
+    idle: bool, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sweeps of one name with folders of their own."""
+    spec = replicate(tmp_path / "0", "twice")
+    if idle:
+        before = cluster.start(replicate(tmp_path / "before", "twice"))
+        assert before.wait(PATIENT) == DONE
+        before.release()
+    looked, taken = Barrier(2, timeout=60), Barrier(2, timeout=60)
+    look = supervisors._look
+
+    def together(run_id: str, apart_from: str | None = None) -> Any:
+        if apart_from is not None:
+            taken.wait()
+            return look(run_id, apart_from)
+        found = look(run_id)
+        looked.wait()
+        return found
+
+    def start(folder: Path) -> ReplicateHandle | ConfigError:
+        try:
+            return cluster.start(spec.model_copy(update={"folder": str(folder)}))
+        except ConfigError as error:
+            return error
+
+    monkeypatch.setattr(supervisors, "_look", together)
+    with ThreadPoolExecutor(2) as both:
+        found = list(both.map(start, (tmp_path / "0", tmp_path / "1")))
+    (handle,) = (each for each in found if isinstance(each, ReplicateHandle))
+    (refused,) = (each for each in found if isinstance(each, ConfigError))
+    assert "a name that no other run on this cluster has" in str(refused)
+    assert handle.wait(PATIENT) == DONE
+    handle.release()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ class _Held:
 
     def __init__(self, spec: ReplicateSpec, replicate: Replicate) -> None:
         self.spec, self.replicate = spec, replicate
+        self.since = time.monotonic()
         self.finished, self.released = asyncio.Event(), asyncio.Event()
 
     @property
@@ -64,7 +66,7 @@ class TrialSupervisor:
             spec: The ReplicateSpec as a JSON object.
         """
         new, held = ReplicateSpec.model_validate(spec), self._held
-        if held is not None and held.spec.run_id == new.run_id:
+        if held is not None and held.spec.run_id == new.run_id and held.spec.folder == new.folder:
             return True
         if self._leaving or self._retiring:
             return False
@@ -115,6 +117,11 @@ class TrialSupervisor:
         if held is None or held.is_over:
             return None
         return held.spec.model_dump(mode="json", by_alias=True)
+
+    async def since(self, run_id: str) -> float | None:
+        """Return when a replicate was taken [s of the node's monotonic clock]; None if not here."""
+        held = self._has(run_id)
+        return None if held is None else held.since
 
     async def outcome(self, run_id: str, timeout: float) -> tuple[bool, Outcome | None]:
         """Return whether a replicate is here, and its outcome once it is on disk.

@@ -55,9 +55,12 @@ def start(
         actor = actors.detached(TrialSupervisor, name, node, agent_options)
         if not give(actor, given, spec.run_id, spec.timeouts.supervisor):
             raise SupervisorError(f"the supervisor of {spec.run_id} left before it began")
-    # a sweep of the same name may have begun at the same time
+    # A sweep of the same name may have begun at the same time. The later of the two is sure to see
+    # the earlier one, because each looks after it has begun: the later one steps back.
     there, _ = _look(spec.run_id, apart_from=name)
-    if there is not None:
+    if there is not None and not (
+        there.name.startswith(prefix) and _is_first(_Held(spec, actor, name), there)
+    ):
         actor.stop.remote(spec.run_id, "another sweep has this name")
         actor.release.remote(spec.run_id)
         return ReplicateHandle(there.spec, there.actor, broken)
@@ -168,6 +171,17 @@ class _Held(NamedTuple):
 
     spec: ReplicateSpec
     actor: Any
+    name: str
+
+
+def _is_first(own: _Held, other: _Held) -> bool:
+    """Return whether a supervisor took a replicate before another one of its node did."""
+    asked = [each.actor.since.remote(own.spec.run_id) for each in (own, other)]
+    try:
+        mine, theirs = ray.get(asked, timeout=_LOOK_TIMEOUT)
+    except exceptions.RayError:
+        return False
+    return mine is not None and (theirs is None or (mine, own.name) < (theirs, other.name))
 
 
 def _look(run_id: str, apart_from: str | None = None) -> tuple[_Held | None, list[str]]:
@@ -206,4 +220,4 @@ def _held(name: str, run_id: str, timeout: float = _FIND_TIMEOUT) -> _Held | Non
         raise NoAnswerError(f"{run_id} does not answer: {error}") from error
     except (ValueError, exceptions.RayActorError, exceptions.ActorUnschedulableError):
         return None
-    return None if held is None else _Held(ReplicateSpec.model_validate(held), actor)
+    return None if held is None else _Held(ReplicateSpec.model_validate(held), actor, name)
