@@ -1,20 +1,28 @@
 """Awaited members of a search for a round's group, and the times until which they are awaited.
 
 A member that still computes has no window; the membership layer removes members that are dead or
-make no progress. A member that has reached the round is awaited until its window ends.
+make no progress. A member that has reached the round is awaited until its window ends. With a
+quorum, members that still compute are awaited for the grace period after the quorum is there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2 as messages
 
+from rayhive.averaging.quorum import Quorum
 from rayhive.membership.view import Member
+
+#: Resolution of a loop's clock: a timer may fire this much too early [s].
+CLOCK_S = 1e-3
+#: Smallest number of peers of a group.
+SMALLEST_GROUP = 2
 
 
 @dataclass(eq=False)
@@ -42,7 +50,11 @@ class Search:
         patience: Longest wait for any member, once no member computes [s].
         limit: Time at which the search ends in all cases.
         followers: Peers that have asked to join a group led by this one.
+        arrived: Ids of the peers that have asked so far, or accepted this one.
         missing: Leaders that were not met in their window, as they were known then.
+        quorum: Peers with which the round may begin; None awaits all.
+        absent: Members that still compute when the grace period is over.
+        grace_ends: End of the running grace period; infinite if there is none.
     """
 
     own: PeerID
@@ -52,7 +64,12 @@ class Search:
     patience: float
     limit: float
     followers: dict[bytes, Follower] = field(default_factory=dict)
+    arrived: set[bytes] = field(default_factory=set)
     missing: dict[bytes, Member | None] = field(default_factory=dict)
+    quorum: Quorum | None = None
+    absent: frozenset[bytes] = frozenset()
+    grace_ends: float = math.inf
+    _quorum_since: float | None = None
     _since: dict[bytes, float] = field(default_factory=dict)
     _extends: bool = True
     _leader: PeerID | None = None
@@ -74,6 +91,35 @@ class Search:
             self.ends = min(self.limit, now + self.patience)
         self._extends = computing
         return now < self.ends
+
+    def note_arrivals(self, expected: Collection[Member], live: int) -> None:
+        """Update the grace period, and the members that are no longer awaited after it.
+
+        Args:
+            expected: Other members that take part in the round.
+            live: All peers of the run, this one included.
+        """
+        if self.quorum is None:
+            return
+        now = asyncio.get_running_loop().time()
+        computing = frozenset(m.peer_id for m in expected if m.computes(self.round))
+        computing -= self.arrived  # a message may overtake the announcement
+        arrived = 1 + len(expected) - len(computing)
+        self.absent, self.grace_ends = frozenset(), math.inf
+        if arrived < self.quorum.size(live) or not computing:
+            self._quorum_since = None
+            return
+        if self._quorum_since is None:
+            self._quorum_since = now
+        ends = self._quorum_since + self.quorum.grace_s
+        if now >= ends - CLOCK_S:
+            self.absent = computing
+        else:
+            self.grace_ends = ends
+
+    def smallest_group(self, live: int) -> int:
+        """Return the smallest size of a group among this many live peers."""
+        return SMALLEST_GROUP if self.quorum is None else self.quorum.size(live)
 
     def forgive(self, known: dict[bytes, Member]) -> None:
         """Stop treating a leader as missing once there is news of it."""
@@ -102,7 +148,7 @@ class Search:
         """Return the time at which the next window of a roster ends, or the search."""
         now = asyncio.get_running_loop().time()
         windows = (self.window_ends(peer) for peer in roster if peer != self.own)
-        return min([self.ends, *(end for end in windows if end > now)])
+        return min([self.ends, self.grace_ends, *(end for end in windows if end > now)])
 
     def dismiss(self) -> None:
         """Refuse all followers: this peer does not lead."""

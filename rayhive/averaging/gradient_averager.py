@@ -21,6 +21,7 @@ from rayhive.averaging.error_feedback import FeedbackPayload
 from rayhive.averaging.fragments import FragmentedPayload
 from rayhive.averaging.payload_policy import DensePayload
 from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
+from rayhive.averaging.quorum import Quorum
 
 
 def _dense(tensors: Any) -> DensePayload:
@@ -52,6 +53,7 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
             :mod:`rayhive.averaging.error_feedback`.
         fragments: Parts of the gradients of which each round averages one, see
             :mod:`rayhive.averaging.fragments`; 1 averages all in each round.
+        quorum: Peers with which a round may begin; None awaits all live peers.
         trainer_tensors: As of :class:`MeasuredAverager`; besides these, its process gives back the
             memory of parameters, gradients and accumulators.
         kwargs: As those of hivemind's averager and of :class:`MeasuredAverager`.
@@ -68,9 +70,11 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         *args: Any,
         error_feedback: bool = False,
         fragments: int = 1,
+        quorum: Quorum | None = None,
         trainer_tensors: Callable[[], Iterable[torch.Tensor]] = tuple,
         **kwargs: Any,
     ) -> None:
+        self._quorum = quorum
         if error_feedback:
             kwargs["payload"] = FeedbackPayload
         if fragments > 1:
@@ -84,6 +88,11 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
             yield from self._local_accumulators or ()
 
         super().__init__(*args, trainer_tensors=unread, **kwargs)
+
+    def run(self) -> None:
+        """Serve until shut down; executed in the averager's own process."""
+        self.matchmaking_kwargs["quorum"] = self._quorum
+        super().run()
 
     @torch.no_grad()
     def _grad_accumulators(self) -> Iterator[torch.Tensor]:
@@ -163,6 +172,10 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         with self.get_tensors() as averaged:
             for gradient, accumulator in zip(averaged, accumulators, strict=True):
                 gradient.copy_(accumulator).mul_(scale)
+
+    def keep_accumulated_grads(self) -> None:
+        """Let the accumulated gradients enter the next round: this one had its group already."""
+        self._accumulators_used_in_step = False
 
     def reset_accumulated_grads_(self) -> None:
         """Clear the accumulators."""

@@ -12,6 +12,10 @@ applies to a member that has reached the round and cannot be met there, because 
 process hangs. If that member is the leader, the next oldest leads until there is news of the first
 one. If it is a follower, the leader begins without it: the follower has missed the round and forms
 no other group.
+
+With a :class:`~rayhive.averaging.quorum.Quorum` a member that still computes is awaited for the
+grace period only, which begins at each peer when it knows that the quorum is there. If that member
+is the leader, the next oldest leads.
 """
 
 from __future__ import annotations
@@ -30,14 +34,12 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2 as messages
 
 from rayhive.averaging.awaited_members import Follower, Search
+from rayhive.averaging.quorum import Quorum
 from rayhive.membership.event_loop import Notifier, wait_at_most
 from rayhive.membership.view import ROUNDS_BEHIND, Member
 
 #: Pause before the next request to a leader that cannot be reached or does not lead [s].
 ASK_AGAIN_S = 0.05
-#: Smallest number of peers of a group.
-SMALLEST_GROUP = 2
-
 Ask = Callable[[PeerID, messages.JoinRequest], Awaitable[AsyncIterator[Any]]]
 
 
@@ -63,6 +65,7 @@ class GroupFormation:
         schema_hash: Fingerprint of its averaged tensors.
         key: Prefix of its group keys; the round follows.
         ask: Sends a request to a leader and returns the stream of its answers.
+        quorum: Peers with which a round may begin; None awaits all.
         patience_left: Time that was left of the last search's patience [s].
     """
 
@@ -71,6 +74,7 @@ class GroupFormation:
     schema_hash: bytes
     key: str
     ask: Ask
+    quorum: Quorum | None = None
     patience_left: float = 0.0
     _members: tuple[Member, ...] = ()
     _met: dict[bytes, int] = field(default_factory=dict)
@@ -110,7 +114,26 @@ class GroupFormation:
         rounds may be faster than announcements.
         """
         others = (member for member in self._members if member.peer_id != self.own.to_bytes())
-        return [m for m in others if m.averaged < round_ <= self._reached(m) + ROUNDS_BEHIND]
+        return [
+            member
+            for member in others
+            if member.averaged < round_ <= self._reached(member) + ROUNDS_BEHIND
+            and not member.left_out
+        ]
+
+    @property
+    def _live(self) -> int:
+        """Peers of the run, this one included."""
+        return len({self.own.to_bytes(), *(member.peer_id for member in self._members)})
+
+    def _goes_on(self, search: Search) -> bool:
+        """Update what a search awaits; return whether it goes on."""
+        expected, live = self._expected(search.round), self._live
+        search.note_arrivals(expected, live)
+        awaited = [member for member in expected if member.peer_id not in search.absent]
+        if 1 + len(awaited) < search.smallest_group(live):  # peers that have to catch up come, too
+            awaited += [member for member in self._members if member.left_out]
+        return search.has_time(awaited)
 
     def _reached(self, member: Member) -> int:
         """Return the last round that a member has finished for certain."""
@@ -140,10 +163,11 @@ class GroupFormation:
             asyncio.TimeoutError: No other peer reached the round in time.
         """
         limit = asyncio.get_running_loop().time() + longest
-        self._search = search = Search(self.own, round_, gather, window, patience, limit)
+        search = Search(self.own, round_, gather, window, patience, limit, quorum=self.quorum)
+        self._search = search
         self._changes.notify()
         try:
-            while search.has_time(self._expected(round_)):
+            while self._goes_on(search):
                 change = self._changes.next_change()
                 roster = self._met_roster(search)
                 self._check_company(round_, roster, set(search.missing))
@@ -167,14 +191,22 @@ class GroupFormation:
             self._changes.notify()
 
     def _met_roster(self, search: Search) -> list[PeerID]:
-        """Return the roster without leaders that were not met and of which there is no news."""
+        """Return the roster without absent members, and unmet leaders without news of them."""
         search.forgive({member.peer_id: member for member in self._members})
-        return [p for p in self.roster(search.round) if p.to_bytes() not in search.missing]
+        left_out = search.absent | search.missing.keys()
+        return [p for p in self.roster(search.round) if p.to_bytes() not in left_out]
+
+    def _was_met(self, round_: int) -> bool:
+        others = [m for m in self._members if m.peer_id != self.own.to_bytes()]
+        return any(member.met >= round_ for member in others)
+
+    def _began_without(self, search: Search) -> bool:
+        """Return whether a quorum has averaged the round of a peer that still follows a leader."""
+        return search.quorum is not None and self._was_met(search.round)
 
     def _check_company(self, round_: int, roster: list[PeerID], missing: set[bytes]) -> None:
-        others = [m for m in self._members if m.peer_id != self.own.to_bytes()]
         # A round has one group: a peer that was not in it must not begin another.
-        if any(member.met >= round_ for member in others):
+        if self._was_met(round_):
             raise RoundIsOver(f"round {round_} is over: other peers averaged without this one")
         if missing and len(roster) == 1:
             raise asyncio.TimeoutError(f"{PeerID(missing.pop())} did not reach round {round_}")
@@ -185,7 +217,7 @@ class GroupFormation:
         """Begin with the followers once all members within their windows have joined."""
         if search.awaited(roster) - set(search.followers):
             return None
-        if len(search.followers) + 1 < SMALLEST_GROUP:
+        if len(search.followers) + 1 < search.smallest_group(self._live):
             return None
         ids = [self.own, *(PeerID(peer) for peer in search.followers)]
         random.shuffle(ids)  # the parts of a reducer must not depend on its age
@@ -219,6 +251,7 @@ class GroupFormation:
         if earlier is not None:
             earlier.answer(None)
         search.followers[remote.to_bytes()] = follower
+        search.arrived.add(remote.to_bytes())
         self._changes.notify()
         try:
             yield messages.MessageFromLeader(code=messages.ACCEPTED)
@@ -252,9 +285,11 @@ class GroupFormation:
             group_key=f"{self.key}.0b{search.round:b}",
         )
         accepted = asyncio.Event()
-        answer = asyncio.ensure_future(self._answer(leader, request, accepted))
+        answer = asyncio.ensure_future(self._answer(leader, request, accepted, search.arrived))
         try:
-            while not answer.done() and search.has_time(self._expected(search.round)):
+            while not answer.done() and self._goes_on(search):
+                if self._met_roster(search)[0] != leader or self._began_without(search):
+                    return None
                 until = search.ends if accepted.is_set() else search.window_ends(leader)
                 if loop.time() >= until:
                     known = {member.peer_id: member for member in self._members}
@@ -263,12 +298,10 @@ class GroupFormation:
                 changed = asyncio.ensure_future(self._changes.next_change().wait())
                 await asyncio.wait(
                     {answer, changed},
-                    timeout=until - loop.time(),
+                    timeout=min(until, search.grace_ends) - loop.time(),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 changed.cancel()
-                if not answer.done() and self._met_roster(search)[0] != leader:
-                    return None
             message = answer.result() if answer.done() else None
         except Exception:  # out of reach; the membership layer decides whether it is lost
             message = None
@@ -285,7 +318,11 @@ class GroupFormation:
         return GroupInfo(message.group_id, ids, tuple(message.gathered))
 
     async def _answer(
-        self, leader: PeerID, request: messages.JoinRequest, accepted: asyncio.Event
+        self,
+        leader: PeerID,
+        request: messages.JoinRequest,
+        accepted: asyncio.Event,
+        arrived: set[bytes],
     ) -> messages.MessageFromLeader | None:
         """Return the leader's last message; None if the leader closed the stream without one."""
         stream: Any = await self.ask(leader, request)
@@ -294,6 +331,7 @@ class GroupFormation:
                 if message.code != messages.ACCEPTED:
                     return message
                 accepted.set()
+                arrived.add(leader.to_bytes())
         return None
 
 

@@ -17,6 +17,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.group_formation import GroupFormation
 from rayhive.averaging.member_data import MemberData
+from rayhive.averaging.quorum import Quorum
 from rayhive.averaging.steps import TRACE
 from rayhive.averaging.transport import LinkTo, join_over, no_link
 from rayhive.membership.view import Member
@@ -39,6 +40,7 @@ class LiveMatchmaking(Matchmaking):
         target_group_size: Size at which hivemind's own search completes a group at once.
         groups: All-reduces of the averager; found groups become expected there.
         announce: Extends the data that a step gathers, see :data:`Announce`.
+        quorum: Peers with which a round may begin; None awaits all live peers.
         link_to: Returns the link to a leader, or None.
         kwargs: As hivemind's.
     """
@@ -49,6 +51,7 @@ class LiveMatchmaking(Matchmaking):
         target_group_size: int | None,
         groups: AllReduceGroups,
         announce: Announce,
+        quorum: Quorum | None = None,
         link_to: LinkTo = no_link,
         **kwargs: Any,
     ) -> None:
@@ -57,7 +60,12 @@ class LiveMatchmaking(Matchmaking):
         super().__init__(*args, target_group_size=None, **kwargs)
         self.target_group_size = self.potential_leaders.target_group_size = target_group_size
         self.group_formation = GroupFormation(
-            self.peer_id, self.client_mode, self.schema_hash, key=self._prefix, ask=self._ask
+            self.peer_id,
+            self.client_mode,
+            self.schema_hash,
+            key=self._prefix,
+            ask=self._ask,
+            quorum=quorum,
         )
         self._groups, self._announce, self._link_to = groups, announce, link_to
         self._knows_members = False

@@ -18,6 +18,7 @@ class Member(NamedTuple):
         met: The last round that it has averaged in a group.
         entered: The last round that it has begun to average; before that it computes. None if it
             comes to this averaging from another one, and so at once.
+        left_out: Whether a round began without it, and it has not caught up since.
     """
 
     peer_id: bytes
@@ -26,6 +27,7 @@ class Member(NamedTuple):
     averaged: int
     met: int
     entered: int | None = None
+    left_out: bool = False
 
     def computes(self, round_: int) -> bool:
         """Return whether the peer still computes its part of a round."""

@@ -67,6 +67,7 @@ class LiveProgressTracker:
             ``metadata_expiration`` if that is shorter.
         straggler_timeout: Rounds stop waiting for a peer that computes without progress for so
             long, until it makes progress again [s].
+        quorum: Whether rounds may begin without peers that compute, which catch up then.
         metadata_expiration: How long an entry in the DHT is valid [s].
         performance_ema_alpha: Smoothing of samples per second.
         clock: Monotonic time for breaks [s].
@@ -91,6 +92,7 @@ class LiveProgressTracker:
         heartbeat: float = 1.0,
         silence: float | None = None,
         straggler_timeout: float = STRAGGLER_TIMEOUT_S,
+        quorum: bool = False,
         metadata_expiration: float = 60.0,
         performance_ema_alpha: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
@@ -99,7 +101,7 @@ class LiveProgressTracker:
     ) -> None:
         if unknown := set(hiveminds) - HIVEMINDS_ALONE:
             raise TypeError(f"no option of a progress tracker: {', '.join(sorted(unknown))}")
-        self.dht, self.target_batch_size = dht, target_batch_size
+        self.dht, self.target_batch_size, self.quorum = dht, target_batch_size, quorum
         self.performance_ema = PerformanceEMA(alpha=performance_ema_alpha)
         client_mode = dht.client_mode if client_mode is None else client_mode
         silence = min(SILENCE_S, metadata_expiration) if silence is None else silence
@@ -317,9 +319,10 @@ class LiveProgressTracker:
     def enter(self, round_: int) -> None:
         """Announce that this peer has computed its part of a round and averages now.
 
-        It goes out with the next message: the other peers wait for this one anyway.
+        It goes out with the next message: the other peers wait for this one anyway. With a quorum
+        they count the peers that are there, and it goes out now.
         """
-        self._announce(aloud=False, entered=round_)
+        self._announce(aloud=self.quorum, entered=round_)
 
     def hurry(self, round_: int) -> None:
         """Ask all peers to begin a round at once, because this peer leaves."""
@@ -328,7 +331,9 @@ class LiveProgressTracker:
     def note_group(self, round_: int, peers: Iterable[bytes]) -> None:
         """Note the peers that were in the group of a round."""
         with self._lock:
-            self.view.note_group(round_, peers)
+            self.view.note_group(round_, peers, self.quorum)
+        if self.quorum:
+            self._thread.call_soon(self._view_changed)
 
     def has_ended(self, kind: str, round_: int, *, met: bool, aloud: bool = True) -> None:
         """Announce the end of an averaging.

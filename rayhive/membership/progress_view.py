@@ -72,7 +72,7 @@ class ProgressView:
             others = [
                 p.samples_per_second
                 for p in self.view.participants()
-                if p.peer_id != self.view.own.peer_id
+                if p.peer_id != self.view.own.peer_id and not self.view.is_left_out(p)
             ]
         if not others or min(own, *others) < SLOWEST:
             return None
@@ -107,6 +107,59 @@ class ProgressView:
         with self.view.lock:
             others = [p for p in self.view.participants() if p.peer_id != own]
             return any(p.met_averaged >= round_ for p in others)
+
+    def wait_until_met(
+        self, round_: int, timeout: float, check: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Wait until peers have announced that they averaged a round's gradients in a group.
+
+        Args:
+            round_: The round.
+            timeout: Longest wait [s].
+            check: Called about every 0.1 s; an error that it raises ends the wait.
+
+        Returns:
+            Whether they have.
+        """
+        deadline = time.monotonic() + timeout
+        with self.view.lock:
+            while not (met := self.was_met(round_)):
+                left = deadline - time.monotonic()
+                if left <= 0 or self.ended.is_set():
+                    break
+                self.view.lock.wait(min(left, ROUND_CHECK_S))
+                check()
+            return met
+
+    def wait_until_due(self, check: Callable[[], None] = lambda: None) -> bool:
+        """Wait until this peer may begin the next round.
+
+        The other peers compute meanwhile. Those that make no progress take no part, so the wait
+        ends.
+
+        Args:
+            check: Called about every 0.1 s; an error that it raises ends the wait.
+
+        Returns:
+            Whether it may; False once it is alone.
+        """
+        with self.view.lock:
+            while not (due := self.is_round_due):
+                if self.view.live_peers() <= 1 or self.ended.is_set():
+                    break
+                self.view.lock.wait(ROUND_CHECK_S)
+                check()
+            return due
+
+    def older_peers(self) -> frozenset[bytes]:
+        """Return the ids of the live peers that joined the run before this one."""
+        with self.view.lock:
+            own = self.view.own
+            return frozenset(
+                p.peer_id
+                for p in self.view.alive()
+                if (p.since, p.peer_id) < (own.since, own.peer_id)
+            )
 
     def take_reunion(self) -> Reunion | None:
         """Return the lost peers that came back since the last call; None if there are none."""

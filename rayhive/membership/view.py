@@ -32,6 +32,7 @@ class _Peer:
         lost_at: Time at which it was given up.
         lost_in: This peer's last finished round when it was lost; None if it was not.
         met: Last round in which it was in a group with this peer.
+        left_out: Last round that a group with this peer began without it, by a quorum.
     """
 
     heartbeat: Heartbeat
@@ -42,6 +43,7 @@ class _Peer:
     lost_at: float = -math.inf
     lost_in: int | None = None
     met: int = 0
+    left_out: int = 0
 
 
 class MembershipView:
@@ -333,7 +335,7 @@ class MembershipView:
         return tuple(
             Member(
                 p.peer_id, p.client_mode, p.round, getattr(p, kind), getattr(p, f"met_{kind}"),
-                p.entered if computes else None,
+                p.entered if computes else None, self.is_left_out(p),
             )
             for p in self.participants()
         )  # fmt: skip
@@ -385,11 +387,25 @@ class MembershipView:
         peers = [p for p in self._participants(alive) if p.peer_id != self.own.peer_id]
         return 1 + sum(self._reached(p) >= newest - ROUNDS_BEHIND for p in peers)
 
-    def note_group(self, round_: int, peers: Iterable[bytes]) -> None:
-        """Note the peers of a group: they have finished the round before, announced or not."""
-        for peer in map(self._others.get, peers):
-            if peer is not None:
+    def note_group(self, round_: int, peers: Iterable[bytes], quorum: bool = False) -> None:
+        """Note the peers of a group: they have finished the round before, announced or not.
+
+        Args:
+            round_: The round.
+            peers: Ids of the peers.
+            quorum: Whether the others were left out, and have to catch up.
+        """
+        group = frozenset(peers)
+        for peer_id, peer in self._others.items():
+            if peer_id in group:
                 peer.met = max(peer.met, round_)
+            elif quorum:
+                peer.left_out = max(peer.left_out, round_)
+
+    def is_left_out(self, heartbeat: Heartbeat) -> bool:
+        """Return whether a round began without another peer, which has not caught up since."""
+        peer = self._others.get(heartbeat.peer_id)
+        return peer is not None and heartbeat.round < peer.left_out
 
     def _reached(self, heartbeat: Heartbeat) -> int:
         """Return the last round that another peer has finished for certain."""

@@ -11,9 +11,32 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.factory import takes_rules, with_our_averager
+from rayhive.averaging.quorum import Quorum
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import ConfigError, Problem
 from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.spec import Aggregation, OutlierFilterRule
+
+
+def averager_rules(
+    outlier_filter: OutlierFilterRule,
+    aggregation: Aggregation,
+    error_feedback: bool,
+    trusted_network: bool,
+    min_peers: int | None,
+    grace_s: float,
+) -> dict[str, Any]:
+    """Return the arguments of a gradient averager that are equal for all peers."""
+    rules: dict[str, Any] = {
+        "outlier_filter": outlier_filter,
+        "aggregation": aggregation,
+        "trusted_network": trusted_network,
+    }
+    if error_feedback:
+        rules["error_feedback"] = True
+    if min_peers is not None:
+        rules["quorum"] = Quorum(min_peers, grace_s)
+    return rules
 
 
 def make_tracker(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from hivemind.averaging.control import StepControl
@@ -15,7 +15,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager, accumulated
-from rayhive.averaging.group_formation import NoOtherPeers
+from rayhive.averaging.group_formation import NoOtherPeers, RoundIsOver
 from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.round_result import round_fields
@@ -83,6 +83,7 @@ class GradientRound:
         own_gradients: Accumulated mean of this peer, for a round that fails.
         skipped: Whether the peer applies nothing in this round.
         unused: Whether it is skipped because averaging failed, and not for what the peer sent.
+        missed: Whether a quorum began the round without this peer, whose gradients enter the next.
         progress_known: Whether all live peers were in the complete group, so that each of them
             knows the progress of all.
     """
@@ -97,6 +98,7 @@ class GradientRound:
     own_gradients: OwnGradients = field(default_factory=lambda: OwnGradients([], 1.0))
     skipped: bool = False
     unused: bool = False
+    missed: bool = False
     progress_known: bool = False
 
     def event(self, outcome: RoundOutcome) -> Round:
@@ -189,7 +191,7 @@ class GradientRounds:
             return self.averager.step(
                 control=control,
                 weight=None if self.peer.consistency.gradients_count else STALE_WEIGHT,
-                reset_accumulators=True,
+                reset_accumulators=not self.peer.quorum,  # a missed round keeps them
                 wait=False,
             )
         except Exception as error:
@@ -216,6 +218,8 @@ class GradientRounds:
             self.peer.watchdog.check()
             if not control.done():
                 control.cancel()
+            if isinstance(error, RoundIsOver) and self._was_missed(round_):
+                return
             round_.measured["error"] = repr(error)
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
@@ -225,16 +229,28 @@ class GradientRounds:
             self._apply(round_, result)
         finally:
             round_.own_gradients = OwnGradients([], 1.0)  # a copy is as large as the model
-            self.peer.tracker.has_ended(
-                "averaged",
-                round_.number,
-                met="group_size" in round_.measured,
-                aloud=not round_.progress_known,
-            )
+            if not round_.missed:
+                self.peer.tracker.has_ended(
+                    "averaged",
+                    round_.number,
+                    met="group_size" in round_.measured,
+                    aloud=not round_.progress_known,
+                )
         if self.delayed and round_.skipped:
             if round_.unused and self.peer.local_steps is not None:
                 self.peer.local_steps.keep()
             raise RuntimeError("this round is skipped: there are no gradients to apply")
+
+    def _was_missed(self, round_: GradientRound) -> bool:
+        """Keep the gradients of a round that a quorum has averaged; return whether one has."""
+        peer = self.peer
+        if not peer.quorum or peer.partitions.rounds_apart:
+            return False
+        limit, check = peer.averaging_timeout, peer.watchdog.check
+        round_.missed = peer.tracker.swarm.wait_until_met(round_.number, limit, check)
+        if round_.missed:
+            cast("RayhiveGradientAverager", self.averager).keep_accumulated_grads()
+        return round_.missed
 
     def _apply(self, round_: GradientRound, result: Any) -> None:
         round_.measured.update(round_fields(result, time.perf_counter() - round_.began))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import hivemind
 import torch
 from hivemind.optim.grad_averager import GradientAverager
 
+from rayhive.averaging.quorum import GRACE_S
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.events import SteppedOut, Transition
 from rayhive.membership.progress_tracker import STRAGGLER_TIMEOUT_S, LiveProgressTracker
@@ -56,6 +57,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
         aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
         error_feedback: Whether the errors of a lossy codec enter the next round, see
             :mod:`rayhive.averaging.error_feedback`.
+        min_peers: Peers with which a round begins although others compute; None awaits all.
+        grace_s: Wait for the others once these are there [s], :mod:`rayhive.averaging.quorum`.
         trusted_network: Send parts without encryption to peers that agree; both sides are
             authenticated all the same.
         local_steps: Batches of the swarm in a round of :mod:`rayhive.optim.local_steps`, or None.
@@ -95,6 +98,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
         aggregation: Aggregation = "mean",
         error_feedback: bool = False,
         average_state_every: int | Literal["auto"] = "auto",
+        min_peers: int | None = None,
+        grace_s: float = GRACE_S,
         trusted_network: bool = False,
         local_steps: int | None = None,
         outer_lr: float | None = None,
@@ -110,25 +115,18 @@ class RayhiveOptimizer(hivemind.Optimizer):
         )
         if rule is not None:
             inner, kwargs = rule.outer_arguments(**kwargs)
-        self._rules: dict[str, Any] = {
-            "outlier_filter": outlier_filter,
-            "aggregation": aggregation,
-            "trusted_network": trusted_network,
-        }
-        if error_feedback:
-            self._rules["error_feedback"] = True
-        self._averager_opts = averager_opts or {}
-        self._straggler_timeout = straggler_timeout
+        self._rules = factories.averager_rules(
+            outlier_filter, aggregation, error_feedback, trusted_network, min_peers, grace_s
+        )
+        self._averager_opts, self._straggler_timeout = averager_opts or {}, straggler_timeout
         self._period = period_of(average_state_every, **kwargs)
-        if next_chunk_timeout is None:
-            next_chunk_timeout = max(matchmaking_time, averaging_timeout / 3)
         # hivemind takes the DHT's mode only if another one was given
         kwargs["client_mode"] = kwargs["dht"].client_mode
         super().__init__(
             averager_opts=averager_opts,
             matchmaking_time=matchmaking_time,
             averaging_timeout=averaging_timeout,
-            next_chunk_timeout=next_chunk_timeout,
+            next_chunk_timeout=next_chunk_timeout or max(matchmaking_time, averaging_timeout / 3),
             average_state_every=self._period or 1,
             **kwargs,
         )
@@ -173,13 +171,12 @@ class RayhiveOptimizer(hivemind.Optimizer):
             super().__del__()
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> LiveProgressTracker:
-        options = {"straggler_timeout": self._straggler_timeout, **kwargs}
-        return factories.make_tracker(self, target_batch_size, **options)
+        options = {"straggler_timeout": self._straggler_timeout, "quorum": "quorum" in self._rules}
+        return factories.make_tracker(self, target_batch_size, **options, **kwargs)
 
     def _make_state_averager(self, **kwargs: Any) -> RayhiveStateAverager:
-        return factories.make_state_averager(
-            self, self._rules, all_statistics=self._period is None, **kwargs
-        )
+        kwargs["all_statistics"] = self._period is None
+        return factories.make_state_averager(self, self._rules, **kwargs)
 
     def _make_gradient_averager(
         self, factory: Callable[..., GradientAverager] | None, **kwargs: Any
@@ -228,6 +225,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         """
         with self._interrupts:
             self._state_sync.return_from_break()
+            self._state_sync.note_batch()
 
     def end_batch(self) -> None:
         """Announce the end of a batch. If no batch begins soon, this peer steps out."""
@@ -269,9 +267,9 @@ class RayhiveOptimizer(hivemind.Optimizer):
         with self._interrupts:
             self._watchdog.check()
             self.tracker.hurry(self.local_epoch + 1)
-            # only gradients in reused buffers are still scaled
-            scales = self.grad_averager is not None and self.grad_averager.reuse_grad_buffers
-            self._update_global_epoch(grad_scaler if scales else None)
+            averager = self.grad_averager
+            scaled = averager is not None and averager.reuse_grad_buffers
+            self._update_global_epoch(grad_scaler if scaled else None)
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -285,20 +283,26 @@ class RayhiveOptimizer(hivemind.Optimizer):
     def _update_global_epoch(self, grad_scaler: Any) -> None:
         if self._schema_hash != self._compute_schema_hash():
             raise RuntimeError("parameters or gradients were replaced between two steps")
-        if self.use_gradient_averaging and self._state_sync.take_over_missed_round():
+        if self._gradient_rounds is None:
+            self.tracker.enter(self.local_epoch + 1)
+            with self.tracker.pause_updates():
+                self._advance(grad_scaler)
             return
+        while self._state_sync.catch_up() and not self._run_round(grad_scaler):
+            pass  # missed: catch up again
+
+    def _run_round(self, grad_scaler: Any) -> bool:
+        """Run the next round; return False if a quorum has averaged it without this peer."""
+        rounds = cast("GradientRounds", self._gradient_rounds)
         self.tracker.enter(self.local_epoch + 1)
         with self.tracker.pause_updates():
-            if self._gradient_rounds is None:
-                self._advance(grad_scaler, None, None)
-                return
             ready = time.perf_counter()
             if self.delay_optimizer_step or (self.delay_state_averaging and self.local_steps):
                 self._parameter_rounds.finish_background()
             if self.local_steps is not None:
                 self.local_steps.take(self.local_epoch + 1)
             began = time.perf_counter()
-            round_ = self._gradient_rounds.open(
+            round_ = rounds.open(
                 self.local_epoch + 1,
                 accumulating_s=began - self._state_sync.round_began,
                 background_s=began - ready,
@@ -307,22 +311,21 @@ class RayhiveOptimizer(hivemind.Optimizer):
                 with grad_scaler.running_global_step():
                     assert grad_scaler.unscale_(self)
             if self.before_round is not None:
-                self.before_round(round_.number, self._gradient_rounds.averager)
-            self._advance(grad_scaler, round_, self._gradient_rounds.run(round_))
+                self.before_round(round_.number, rounds.averager)
+            finish_gradients = rounds.run(round_)
+            if not round_.missed:
+                self._advance(grad_scaler, round_, finish_gradients)
+            return not round_.missed
 
     def _advance(
         self,
         grad_scaler: Any,
-        round_: GradientRound | None,
-        finish_gradients: Callable[[], None] | None,
+        round_: GradientRound | None = None,
+        finish_gradients: Callable[[], None] | None = None,
     ) -> None:
         """Step the inner optimizer, average parameters if it is their turn, and go on.
 
-        Args:
-            grad_scaler: Scaler of gradients in reused buffers.
-            round_: The round of gradients; None with local updates.
-            finish_gradients: Waits for the round's gradients, if that is to be done in the
-                background.
+        There is no round with local updates. In the background, ``finish_gradients`` waits for it.
         """
         averager = self.state_averager
         if self.delay_state_averaging and not averager.delta_rule_averaging:
@@ -383,9 +386,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
     def shutdown(self, *, abandon: bool = False) -> None:
         """Say goodbye to the other peers and end the averagers.
 
-        Args:
-            abandon: The run was interrupted or has failed: wait at most :data:`ABANDON_S` for
-                background work, and cancel it then.
+        After an interruption or a failure, ``abandon`` cancels background work soon.
         """
         with self._interrupts:
             self._watchdog.expect_ends()

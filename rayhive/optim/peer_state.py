@@ -77,6 +77,10 @@ class ParameterConsistency:
         self.stale |= behind
         self.keeps_gradients = keeps_gradients
 
+    def note_caught_up(self) -> None:
+        """Note that the parameters were loaded, and are those of the newest round."""
+        self.stale = self.settling = False
+
     def note_averaged(self, round_: int) -> None:
         """Note that the parameters of ``round_`` were averaged completely.
 
@@ -212,6 +216,11 @@ class PeerState:
     consistency: ParameterConsistency = field(default_factory=ParameterConsistency)
     partitions: PartitionHistory = field(default_factory=PartitionHistory)
     local_steps: LocalSteps | None = None
+
+    @property
+    def quorum(self) -> bool:
+        """Whether rounds may begin without a peer that computes."""
+        return self.tracker.quorum
 
     def moved(self) -> float:
         """Return the time at which bulk data of this peer moved last [s]."""

@@ -20,7 +20,9 @@ class StateSync:
     """Downloads the newest state of the swarm when this peer needs it.
 
     A peer also steps out of the rounds while it validates, saves a checkpoint or loads data. The
-    gradients that it has accumulated stay, and enter the round in which it is back.
+    gradients that it has accumulated stay, and enter the round in which it is back. The same holds
+    for a peer without which a quorum began rounds (:class:`rayhive.averaging.quorum.Quorum`): it
+    downloads the state after its batch, and waits for the next round.
 
     Args:
         peer: The peer.
@@ -34,6 +36,7 @@ class StateSync:
     def __init__(self, peer: PeerState, load_state_timeout: float, attempts: int) -> None:
         self._peer, self._load_state_timeout, self._attempts = peer, load_state_timeout, attempts
         self.round_began = time.perf_counter()
+        self._in_step, self._older, self._loaded = False, frozenset[bytes](), False
 
     @property
     def _round(self) -> int:
@@ -59,10 +62,35 @@ class StateSync:
         if behind and self._peer.partitions.rounds_apart:
             self._join_newest_round()
             return False
+        if behind and self._keeps_late_gradients():
+            return False  # after the batch, see :meth:`take_over_missed_round`
         if behind and self._peer.consistency.settling:  # rounds are shorter than a download
             self._jump_to_newest(self._round, self._peer.consistency.keeps_gradients)
             return False
         return behind
+
+    def note_batch(self) -> None:
+        """Note the begin of a batch, whose gradients are of the present parameters.
+
+        With a quorum, a peer that is behind downloads the state before the batch, not after it.
+        """
+        if self._peer.quorum:
+            swarm = self._peer.tracker.swarm
+            behind = self._round < swarm.newest_round - 1
+            if behind and not self._peer.partitions.rounds_apart:
+                self.download(keep_gradients=True)
+            self._in_step = self._round >= swarm.newest_round - 1
+            self._older, self._loaded = swarm.older_peers(), False
+
+    def _keeps_late_gradients(self) -> bool:
+        """Return whether the gradients of a peer that is behind are of parameters of the run.
+
+        A peer that has not taken part yet, and did not know all older peers when it began its
+        batch, may have parameters of its own.
+        """
+        if not (self._peer.quorum and self._in_step):
+            return False
+        return self._round > 0 or self._peer.tracker.swarm.older_peers() <= self._older
 
     def note_reunion(self) -> None:
         """Note lost peers that are back, and the rounds that this peer committed without them."""
@@ -102,6 +130,16 @@ class StateSync:
             self._peer.tracker.take_part(True)
         self._peer.reporter.emit(SteppedIn(round_before=before, round=self._round, seconds=seconds))
 
+    def catch_up(self) -> bool:
+        """Take over missed rounds; return whether this peer may begin the round that is due."""
+        leaves = self._peer.tracker.view.own.hurry > self._round
+        while self.take_over_missed_round():
+            if leaves:
+                self._peer.tracker.hurry(self._round + 1)
+            if not self._wait_for_next_round():
+                return leaves and self._peer.quorum  # it hands over to nobody: it steps alone
+        return True
+
     def take_over_missed_round(self) -> bool:
         """Download the state if other peers have averaged the round that is due.
 
@@ -114,11 +152,34 @@ class StateSync:
         """
         self.note_reunion()
         due, swarm = self._round + 1, self._peer.tracker.swarm
-        if self._peer.partitions.rounds_apart is not None or not swarm.was_met(due):
+        apart = self._peer.partitions.rounds_apart
+        if apart or (apart is not None and not self._peer.quorum):
+            return False
+        behind = self._peer.quorum and self._round < swarm.newest_round - 1
+        if not (behind or swarm.was_met(due)):
             return False
         self._missed(due)  # wait for the end of the round, which may be under way
-        self.download(keep_gradients=True)
+        if self._loaded:  # rounds are shorter than a download: the next group averages parameters
+            self._jump_to_newest(self._round, keep_gradients=True)
+        else:
+            self.download(keep_gradients=True)
+            self._loaded = self._peer.quorum
         return True
+
+    def _wait_for_next_round(self) -> bool:
+        """Wait for the next round after a missed one, instead of computing another batch.
+
+        A peer whose batches take longer than the others' rounds would else miss every round.
+
+        Returns:
+            Whether the round may begin; False if this peer is alone, or rounds have no quorum.
+        """
+        peer, tracker = self._peer, self._peer.tracker
+        if not peer.quorum:
+            return False
+        tracker.enter(self._round + 1)  # the others need not wait for a batch
+        with tracker.pause_updates():
+            return tracker.swarm.wait_until_due(peer.watchdog.check)
 
     def _missed(self, round_: int) -> bool:
         return self._peer.tracker.swarm.has_missed(
@@ -139,12 +200,13 @@ class StateSync:
         self._peer.tracker.take_part(False)  # no round has to wait for this peer
         self._peer.state_averager.step(wait_for_delayed_updates=True)
         began, round_before = time.perf_counter(), self._round
-        received = self._downloaded_bytes()
+        received, downloaded = self._downloaded_bytes(), False
         options.setdefault("timeout", self._load_state_timeout)
         with self._peer.tracker.pause_updates():
             for _ in range(self._attempts):
                 try:
                     self._download_once(**options)
+                    downloaded = True
                     break
                 except Exception as error:
                     self._peer.watchdog.check()
@@ -153,6 +215,8 @@ class StateSync:
             self._peer.consistency.settling = True
             self._peer.partitions.reset()
             kept = self._jump_to_newest(loaded, keep_gradients)
+            if self._peer.quorum and downloaded and loaded == self._round:
+                self._peer.consistency.note_caught_up()
         self._peer.reporter.emit(
             StateLoaded(
                 round_before=round_before,

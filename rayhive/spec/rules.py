@@ -6,7 +6,7 @@ sign: the weights do not change. These rules find all of them before anything st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from operator import attrgetter
@@ -93,6 +93,7 @@ def check_space(space: Space, swarm: SwarmConfig) -> Iterator[Problem]:
         if axis.name in space.model_fields_set and not _may_apply(axis, space):
             yield Problem(key, shown(distribution), f"absent without {axis.needs()}")
         yield from _check_conflicts(axis, key, distribution, swarm)
+        yield from _check_excluded(axis, key, distribution, lambda name: ends(getattr(space, name)))
 
 
 def check_configuration(
@@ -112,6 +113,7 @@ def check_configuration(
         if not axis.applies(values):
             yield Problem(axis.name, value, f"absent without {axis.needs()}")
         yield from axis.check(axis.name, value)
+        yield from _check_excluded(axis, axis.name, (value,), lambda name: (values[name],))
         if swarm is not None:
             yield from _check_conflicts(axis, axis.name, (value,), swarm)
 
@@ -227,6 +229,28 @@ def _may_apply(axis: Axis, space: Space) -> bool:
     return any(
         axis.applies(dict(zip(axis.depends_on, values, strict=True))) for values in product(*points)
     )
+
+
+def _check_excluded(
+    axis: Axis, key: str, distribution: Distribution, points: Callable[[str], Sequence[Any]]
+) -> Iterator[Problem]:
+    """Find values that values of other axes exclude; one problem for each reason.
+
+    Args:
+        axis: The axis.
+        key: Its key.
+        distribution: Its values.
+        points: Returns the values of another axis.
+    """
+    others = list(product(*(points(name) for name in axis.excluded_by)))
+    found = {
+        allowed: value
+        for value in ends(distribution)
+        for values in others
+        for allowed in axis.excludes(value, dict(zip(axis.excluded_by, values, strict=True)))
+    }
+    for allowed, value in found.items():
+        yield Problem(key, value, allowed)
 
 
 def _check_conflicts(

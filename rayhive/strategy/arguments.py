@@ -7,6 +7,7 @@ weights then silently stay as they are.
 from __future__ import annotations
 
 import inspect
+import math
 import platform
 import threading
 from collections.abc import Iterator, Mapping
@@ -97,6 +98,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> Settings:
     delays = resolve_delays({name: optimizer.pop(name) for name in _DELAYS}, local_updates)
     problems = [
         *check_delays(delays, local_updates),
+        *check_quorum_delays(delays, optimizer.get("min_peers")),
         *check_options(optimizer),
         *local_steps_problems({**optimizer, **delays}),
         *check_numbers({**optimizer, **network, "batch_size": batch_size}),
@@ -151,6 +153,12 @@ def check_delays(flags: Mapping[str, bool], use_local_updates: bool) -> Iterator
     for name in ("offload_optimizer", "delay_optimizer_step", "delay_grad_averaging"):
         if use_local_updates and flags[name]:
             yield Problem(name, True, allowed)
+
+
+def check_quorum_delays(flags: Mapping[str, bool], min_peers: Any) -> Iterator[Problem]:
+    """Find gradients in the background, which a missed round cannot give back."""
+    if min_peers is not None and flags["delay_grad_averaging"]:
+        yield Problem("min_peers", min_peers, "None with delay_grad_averaging")
 
 
 #: Arguments of hivemind's optimizer that the strategy sets -> their sources.
@@ -233,6 +241,7 @@ def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
     elif not unknowns:
         yield from factory_problems(options.get("grad_averager_factory"), **given)
     yield from _check_feedback(options, str(given["aggregation"]))
+    yield from _check_quorum(options)
 
 
 def _check_feedback(options: Mapping[str, Any], aggregation: str) -> Iterator[Problem]:
@@ -248,6 +257,24 @@ def _check_feedback(options: Mapping[str, Any], aggregation: str) -> Iterator[Pr
         yield Problem("error_feedback", True, f"False with aggregation {aggregation}")
     elif not takes_rules(with_our_averager(options.get("grad_averager_factory"))):
         yield Problem("error_feedback", True, "False with a grad_averager_factory of your own")
+
+
+def _check_quorum(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find settings with which no round can begin without a peer."""
+    quorum, grace = options.get("min_peers"), options.get("grace_s")
+    if grace is not None and not (_number(grace) and 0 <= grace < math.inf):
+        yield Problem("grace_s", grace, "a number of seconds, at least 0")
+    if quorum is None:
+        if grace is not None:
+            yield Problem("grace_s", grace, "absent without min_peers")
+        return
+    if not (_whole(quorum) and quorum >= 2):
+        yield Problem("min_peers", quorum, "a whole number, at least 2, or None to await all peers")
+    for name in ("use_local_updates", "reuse_grad_buffers", "local_steps"):
+        if options.get(name):
+            yield Problem("min_peers", quorum, f"None with {name}")
+    if not takes_rules(with_our_averager(options.get("grad_averager_factory"))):
+        yield Problem("min_peers", quorum, "None with a grad_averager_factory of your own")
 
 
 def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:

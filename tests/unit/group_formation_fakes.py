@@ -13,6 +13,7 @@ from hivemind.p2p import PeerID
 
 from benchmarks.virtual_time import VirtualLoop
 from rayhive.averaging.group_formation import GroupFormation
+from rayhive.averaging.quorum import Quorum
 from rayhive.membership.view import Member
 
 WINDOW, PATIENCE, LONGEST = 30.0, 60.0, 600.0
@@ -29,14 +30,19 @@ def run() -> Iterator[Any]:
 class Swarm:
     """Peers that reach each other with random latency, each with a view of its own."""
 
-    def __init__(self, names: list[str], seed: int = 0) -> None:
+    def __init__(self, names: list[str], seed: int = 0, quorum: Quorum | None = None) -> None:
         self.random = random.Random(seed)
         self.ids = {name: PeerID(name.encode()) for name in names}
         self.peers: dict[str, GroupFormation] = {}
         self.dead: set[str] = set()
         for name in names:
             self.peers[name] = GroupFormation(
-                self.ids[name], client_mode=False, schema_hash=b"s", key="k", ask=self._asker(name)
+                self.ids[name],
+                client_mode=False,
+                schema_hash=b"s",
+                key="k",
+                ask=self._asker(name),
+                quorum=quorum,
             )
 
     def _asker(self, caller: str) -> Any:

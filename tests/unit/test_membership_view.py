@@ -151,8 +151,8 @@ def test_members_depend_on_the_kind_of_averaging(view: MembershipView) -> None:
         "a", round=5, averaged=5, synchronised=4, met_averaged=3, met_synchronised=2
     )
     view.receive(announced)
-    assert view.members("averaged")[0][2:] == (5, 5, 3, 0)
-    assert view.members("synchronised", computes=False)[0][2:] == (5, 4, 2, None)
+    assert view.members("averaged")[0][2:] == (5, 5, 3, 0, False)
+    assert view.members("synchronised", computes=False)[0][2:] == (5, 4, 2, None, False)
     view.receive(dataclasses.replace(announced, version=2, takes_part=False))
     assert [member.peer_id for member in view.members("averaged")] == [b"own"]
 
@@ -216,3 +216,26 @@ def test_a_peer_that_was_met_in_a_group_can_take_part_whatever_it_has_announced(
     assert view.live_peers() == 1
     view.note_group(5, [b"a", b"own", b"unknown"])
     assert view.live_peers() == 2
+
+
+def test_a_peer_without_which_a_round_began_is_left_out_until_it_caught_up(
+    view: MembershipView,
+) -> None:
+    view.receive(heartbeat("a", round=4))
+    view.receive(heartbeat("b", round=4))
+    view.note_group(5, [b"own", b"a"], quorum=True)
+
+    def left_out() -> set[bytes]:
+        return {m.peer_id for m in view.members("averaged") if m.left_out}
+
+    assert left_out() == {b"b"}
+    view.receive(heartbeat("a", version=2, round=5))
+    assert left_out() == {b"b"}
+    view.receive(heartbeat("b", version=2, round=5))
+    assert left_out() == set()
+
+
+def test_without_a_quorum_no_peer_is_left_out(view: MembershipView) -> None:
+    view.receive(heartbeat("a", round=4))
+    view.note_group(5, [b"own"])
+    assert not any(member.left_out for member in view.members("averaged"))

@@ -139,3 +139,68 @@ def test_refused_parameters_are_replaced_once() -> None:
     peer.consistency.diverged = True
     assert peer.sync.needs_download()
     assert not peer.sync.needs_download()
+
+
+@pytest.mark.parametrize(
+    ("round_", "behind", "knew", "keeps"),
+    [(ROUND, 0, True, True), (ROUND, 2, True, True), (0, 0, True, True), (0, 0, False, False)],
+    ids=["missed rounds", "began behind", "first batch", "first batch of a joiner"],
+)
+def test_gradients_of_missed_rounds_are_kept_if_they_are_of_parameters_of_the_run(
+    round_: int, behind: int, knew: bool, keeps: bool
+) -> None:
+    peer = Peer(live_peers=1)
+    peer.tracker.quorum = True
+    peer.state_averager.local_epoch = round_
+    peer.tracker.view.restate(round=round_)
+    if knew:
+        peer.hear(round=round_ + behind, averaged=round_ + behind)
+    peer.sync.note_batch()
+    assert peer.state_averager.downloads == (behind > 1), "before the batch"
+    newest = round_ + behind + 5
+    peer.hear(round=newest, averaged=newest, met_averaged=newest)
+    assert peer.sync.needs_download() is not keeps
+
+
+def test_a_late_peer_loads_the_newest_state_once_and_is_in_step_again() -> None:
+    peer = Peer()
+    peer.tracker.quorum = True
+    peer.sync.note_batch()
+    peer.accumulate()
+    newest = peer.state_averager.newest = ROUND + 5
+    peer.hear(round=newest, averaged=newest, met_averaged=newest)
+    peer.tracker.hurry(newest + 1)  # the next round is due
+    assert peer.sync.catch_up()
+    assert peer.state_averager.downloads == 1 and peer.state_averager.local_epoch == newest
+    assert peer.grad_averager.local_samples_accumulated == 32
+    assert peer.state.averaging_reason is None, "its replica equals the others"
+    assert peer.tracker.view.own.entered == newest + 1, "the others need not wait for a batch"
+    assert dict(peer.events)["state_loaded"]["kept"] == 32
+
+
+def test_a_late_peer_whose_download_is_overtaken_asks_for_an_averaging() -> None:
+    peer = Peer()
+    peer.tracker.quorum = True
+    peer.sync.note_batch()
+    peer.accumulate()
+    peer.hear(round=ROUND + 5, averaged=ROUND + 5, met_averaged=ROUND + 5)
+    peer.state_averager.newest = ROUND + 4
+    peer.tracker.hurry(ROUND + 6)
+    assert peer.sync.catch_up()
+    assert peer.state.averaging_reason == "joined"
+    assert peer.consistency.stale and peer.consistency.gradients_count
+
+
+def test_a_late_peer_downloads_once_where_rounds_are_shorter_than_a_download() -> None:
+    peer = Peer()
+    peer.tracker.quorum = True
+    peer.sync.note_batch()
+    peer.accumulate()
+    for newest in (ROUND + 5, ROUND + 6, ROUND + 7):  # it misses each of them
+        peer.state_averager.newest = newest
+        peer.hear(round=newest, averaged=newest, met_averaged=newest)
+        assert peer.sync.take_over_missed_round()
+        assert peer.state_averager.local_epoch == newest
+    assert peer.state_averager.downloads == 1
+    assert peer.state.averaging_reason == "joined" and peer.consistency.gradients_count
+    assert peer.grad_averager.local_samples_accumulated == 32

@@ -26,6 +26,8 @@ REGISTERED.register_lazy(
     "average_state_every", "rayhive.spec.axes.average_state_every:AverageStateEvery"
 )
 REGISTERED.register_lazy("state_codec", "rayhive.spec.axes.state_codec:StateCodec")
+REGISTERED.register_lazy("min_peers", "rayhive.spec.axes.min_peers:MinPeers")
+REGISTERED.register_lazy("grace_s", "rayhive.spec.axes.grace_s:GraceS")
 REGISTERED.register_lazy("local_steps", "rayhive.spec.axes.local_steps:LocalSteps")
 REGISTERED.register_lazy("outer_lr", "rayhive.spec.axes.outer_lr:OuterLR")
 REGISTERED.register_lazy("outer_momentum", "rayhive.spec.axes.outer_momentum:OuterMomentum")

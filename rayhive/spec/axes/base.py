@@ -86,6 +86,7 @@ class Axis(ABC):
             of :meth:`narrowed`.
         gradients: Whether it changes the averaging of gradients; ``swarm.use_local_updates``
             averages none, and allows only the default then.
+        excluded_by: Axes that :meth:`excludes` reads.
         payload_argument: Argument of :func:`rayhive.compression.payload.payload` that takes its
             value; None if the bytes of a round do not depend on it.
         column: Its column of the results; name, definition, unit and type suffice.
@@ -100,6 +101,7 @@ class Axis(ABC):
     depends_on: ClassVar[tuple[str, ...]] = ()
     drawn_after: ClassVar[tuple[str, ...]] = ()
     gradients: ClassVar[bool] = True
+    excluded_by: ClassVar[tuple[str, ...]] = ()
     payload_argument: ClassVar[str | None] = None
     column: ClassVar[Column]
     examples: ClassVar[tuple[Any, ...]]
@@ -131,6 +133,15 @@ class Axis(ABC):
         if swarm.use_local_updates and alone and value != self.default:
             allowed = "null" if self.default is None else self.default
             yield f"{allowed} with swarm.use_local_updates: gradients are not averaged"
+
+    def excludes(self, value: Any, values: Values) -> Iterator[str]:
+        """Find values of other axes that exclude a value, and yield the text of each problem.
+
+        Args:
+            value: The value.
+            values: Name -> value of the axes in ``excluded_by``.
+        """
+        yield from ()
 
     def narrowed(self, distribution: Range, sizes: Sequence[int]) -> Distribution:
         """Return the part of a range in which values differ in their effect.
