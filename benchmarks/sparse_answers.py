@@ -19,6 +19,7 @@ import numpy as np
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
+from benchmarks.runs import ratio_of_runs
 from rayhive.compression.codecs.topk import index_bits, segment_bytes
 from rayhive.spec.axes.top_k import CHUNK
 from tests.paper.codec_oracles import Array, in_blocks, two_means
@@ -94,10 +95,9 @@ def main() -> None:
             distance, sent = np.mean(runs, 0)
             print(f"{peers} peers, {way}, top_k {top_k}: {distance:.4f}, {sent:,.0f} bytes")
         for at, text, bound in ((0, "distance", 1.0), (1, "bytes", 0.7)):
-            ratios = rows["memory", 4][:, at] / rows["exact", 1][:, at]
-            spread = float(ratios.min()), float(ratios.max())
+            pair = rows["memory", 4][:, at].tolist(), rows["exact", 1][:, at].tolist()
             text = f"{peers} peers, {text}: sparse answers of 4 times the density over exact ones"
-            print_claims(Claim(text, float(ratios.mean()), *spread, "x", bound, at_least=False))
+            print_claims(Claim(text, *ratio_of_runs(*pair), "x", bound, at_least=False))
 
 
 if __name__ == "__main__":
