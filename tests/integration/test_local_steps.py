@@ -252,11 +252,7 @@ def test_updates_are_those_of_the_paper(
 ) -> None:
     options = {"on_failure": on_failure, "inner_state": inner_state}
     logs = together(tmp_path, peers, rounds=ROUNDS, failing=list(FAILING), options=options)
-    failed = "local" if on_failure == "local" else "skipped"
-    for log in logs:
-        outcomes = {f["round"]: f["outcome"] for kind, f in log["events"] if kind == "round"}
-        wanted = {n: failed if n in FAILING else "averaged" for n in range(1, ROUNDS + 1)}
-        assert outcomes == wanted
+    check_course(logs, on_failure)
     assert len({tuple(log["steps"]) for log in logs}) > 1, "all peers did the same number of steps"
     compare(logs, oracle(logs, on_failure, reset=inner_state == "reset"))
     for log in logs:
@@ -279,7 +275,21 @@ def test_fragments_are_updated_in_turn(
 ) -> None:
     options = {"on_failure": on_failure, "fragments": 2, "mixing": mixing}
     logs = together(tmp_path, peers, rounds=ROUNDS, failing=list(FAILING), options=options)
+    check_course(logs, on_failure)
     compare(logs, oracle(logs, on_failure, fragments=2, mixing=mixing))
+
+
+def check_course(logs: list[dict[str, Any]], on_failure: str) -> None:
+    """Check that the planned rounds failed, and no other averaging."""
+    failed = "local" if on_failure == "local" else "skipped"
+    wanted = {n: failed if n in FAILING else "averaged" for n in range(1, ROUNDS + 1)}
+    averagings = []
+    for log in logs:
+        outcomes = {f["round"]: f["outcome"] for kind, f in log["events"] if kind == "round"}
+        assert outcomes == wanted
+        averagings.append([f for kind, f in log["events"] if kind == "state_round"])
+    assert all(f["outcome"] == "averaged" for found in averagings for f in found), averagings
+    assert all(found == averagings[0] for found in averagings), averagings
 
 
 def compare(logs: list[dict[str, Any]], expected: list[list[Any]]) -> None:
