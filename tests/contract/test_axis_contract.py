@@ -32,14 +32,13 @@ REFUSED: tuple[Any, ...] = ([], {}, float("nan"), "no such value", -1, True)
 def contexts(axis: Axis) -> list[Configuration]:
     """Return configurations of the other axes' examples, the axis itself at its default.
 
-    Axes of the same family, which depend on each other, are combined; of the other families, the
-    axes of one at a time leave their defaults.
+    The axes that it depends on are combined with one other axis at a time, and with what that one
+    depends on; all others keep their defaults.
     """
-    own = family(axis)
     found: dict[str, Configuration] = {}
-    for others in {family(other) for other in AXES}:
+    for varied in {needed(axis) | needed(other) for other in AXES}:
 
-        def points(other: Axis, varied: frozenset[str] = own | others) -> tuple[Any, ...]:
+        def points(other: Axis, varied: frozenset[str] = varied) -> tuple[Any, ...]:
             if other.name == axis.name or other.name not in varied:
                 return (None if other.depends_on else other.default,)
             return tuple(dict.fromkeys((other.default, *other.examples)))
@@ -48,17 +47,11 @@ def contexts(axis: Axis) -> list[Configuration]:
     return list(found.values())
 
 
-def family(axis: Axis) -> frozenset[str]:
-    """Return the names of the axes that an axis depends on, or that depend on it, at any remove."""
-    found = {axis.name}
-    for _ in AXES:
-        found |= {name for each in AXES if each.name in found for name in links(each)}
-        found |= {each.name for each in AXES if found & links(each)}
-    return frozenset(found)
-
-
-def links(axis: Axis) -> frozenset[str]:
-    return frozenset((*axis.depends_on, *axis.drawn_after))
+def needed(axis: Axis) -> frozenset[str]:
+    """Return the names of an axis and of those that it depends on or is drawn after."""
+    by_name = {other.name: other for other in AXES}
+    above = (needed(by_name[name]) for name in (*axis.depends_on, *axis.drawn_after))
+    return frozenset({axis.name}).union(*above)
 
 
 def described(value: Any) -> object:
