@@ -6,44 +6,17 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rayhive.membership.announcements import Heartbeat, Member, Reunion
+from rayhive.membership.known_peer import KnownPeer
 
 __all__ = ["ROUNDS_BEHIND", "Heartbeat", "Member", "MembershipView", "Reunion"]
 
 #: Rounds that a peer may be behind and still be awaited: one behind by two finishes the round
 #: before. A peer further behind has to download the state.
 ROUNDS_BEHIND = 2
-
-
-@dataclass
-class _Peer:
-    """Another peer as a view knows it; times are of the view's clock [s].
-
-    Attributes:
-        heartbeat: Its newest announcement.
-        received: Time at which it lived for certain: of its last message, or of the newest
-            announcement that came through other peers.
-        progressed: Time of its last progress.
-        returned: Time at which it became known, or came back.
-        unreachable: Whether it was given up and not heard of since.
-        lost_at: Time at which it was given up.
-        lost_in: This peer's last finished round when it was lost; None if it was not.
-        met: Last round in which it was in a group with this peer.
-        left_out: Last round that a group with this peer began without it, by a quorum.
-    """
-
-    heartbeat: Heartbeat
-    received: float
-    progressed: float
-    returned: float
-    unreachable: bool = False
-    lost_at: float = -math.inf
-    lost_in: int | None = None
-    met: int = 0
-    left_out: int = 0
 
 
 class MembershipView:
@@ -79,7 +52,7 @@ class MembershipView:
         self.straggler_timeout = straggler_timeout
         self.lock = threading.Condition()
         self._progressed = clock()
-        self._others: dict[bytes, _Peer] = {}
+        self._others: dict[bytes, KnownPeer] = {}
         self._watched: frozenset[bytes] | None = None
         self._stalled: frozenset[bytes] = frozenset()
         self._reunion: Reunion | None = None
@@ -127,7 +100,7 @@ class MembershipView:
         now, direct = self._clock(), age == 0.0
         peer = self._others.get(heartbeat.peer_id)
         if peer is None:
-            self._others[heartbeat.peer_id] = _Peer(heartbeat, now - age, now - idle, now)
+            self._others[heartbeat.peer_id] = KnownPeer(heartbeat, now - age, now - idle, now)
             return True
         peer.progressed = max(peer.progressed, now - idle)
         # A relayed announcement makes a peer known. It keeps no watched peer alive: reports of a
@@ -227,7 +200,7 @@ class MembershipView:
             if peer.heartbeat.takes_part and not self._alive(peer)
         )
 
-    def _note_return(self, peer: _Peer) -> None:
+    def _note_return(self, peer: KnownPeer) -> None:
         since, peer.lost_in = peer.lost_in, None
         if since is not None:
             before = self._reunion or Reunion(since, frozenset())
@@ -281,12 +254,12 @@ class MembershipView:
         """Return whether another peer is known and alive."""
         return peer in self._others and self._alive(self._others[peer])
 
-    def _alive(self, peer: _Peer) -> bool:
+    def _alive(self, peer: KnownPeer) -> bool:
         if peer.unreachable:
             return False
         return not self.watches(peer.heartbeat.peer_id) or not self._is_silent(peer)
 
-    def _is_silent(self, peer: _Peer) -> bool:
+    def _is_silent(self, peer: KnownPeer) -> bool:
         """Return whether a peer has been silent for too long; look for a sign if it may have."""
         if not peer.unreachable and self._clock() - peer.received > self.silence / 4:
             peer.received = max(peer.received, self.sign_of(peer.heartbeat.peer_id))

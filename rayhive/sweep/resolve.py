@@ -23,14 +23,13 @@ from rayhive.faults.library import load_scenario, plan_of
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.registry import SCENARIOS
 from rayhive.spec import SwarmConfig, SweepConfig, validate_sweep
-from rayhive.spec.axes.base import ends, is_whole
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.rules import check_target_batch_size
 from rayhive.spec.study import is_path, scenario_label
 from rayhive.spec.yaml_data import Overrides, apply_overrides, read_mapping
 from rayhive.sweep.baseline_scenarios import check_baselines
 from rayhive.sweep.pruning import check_pruner
-from rayhive.sweep.space import SearchSpace, check_sampler
+from rayhive.sweep.space import SearchSpace, check_fragments, check_sampler
 
 if TYPE_CHECKING:
     from rayhive.workloads.base import Workload
@@ -336,9 +335,8 @@ class _Check:
         given = config.workload
         try:
             workload = workload_of(given)
-            least = workload.default_batch_size
+            least, source = workload.default_batch_size, "the workload's default batch size"
             if config.swarm.batch_size is None:
-                source = "the workload's default batch size"
                 yield from check_target_batch_size(config.swarm, least, source)
             size = workload.train_size()
             workload.check()
@@ -361,12 +359,7 @@ class _Check:
             key = "workload.name" if given.import_path is None else "workload.import"
             yield Problem(key, given.label, f"a workload that works; it raised {described(error)}")
             return
-        tensors = len(self.facts.shapes)
-        enqueued = (item.fragments for item in config.enqueue)
-        for value in (*ends(config.space.fragments), *enqueued):
-            if is_whole(value, tensors + 1):
-                allowed = f"at most {tensors}, the number of tensors of the workload's module"
-                yield Problem("space.fragments", value, allowed)
+        yield from check_fragments(config, len(self.facts.shapes))
         if size is not None and config.swarm.peers > size:
             allowed = f"at most the {size} samples that the workload trains on"
             yield Problem("swarm.peers", config.swarm.peers, allowed)

@@ -18,7 +18,7 @@ from rayhive.compression.codecs.topk import Topk
 from rayhive.compression.payload import averaged_sizes, configuration_payload
 from rayhive.errors import Problem
 from rayhive.spec import AXES, Axis, Configuration, Range, Space, SweepConfig
-from rayhive.spec.axes.base import Distribution, Values, choices
+from rayhive.spec.axes.base import Distribution, Values, choices, ends, is_whole
 from rayhive.spec.configuration import combinations, decide
 
 if TYPE_CHECKING:
@@ -208,6 +208,15 @@ def check_sampler(config: SweepConfig) -> Iterator[Problem]:
     if size > LISTABLE:
         allowed = f"a grid of at most {LISTABLE} points, not of {size}; use tpe or random"
         yield Problem("sampler", "grid", allowed)
+
+
+def check_fragments(config: SweepConfig, tensors: int) -> Iterator[Problem]:
+    """Yield the numbers of fragments into which a module of so many tensors cannot be divided."""
+    enqueued = (item.fragments for item in config.enqueue)
+    for value in (*ends(config.space.fragments), *enqueued):
+        if is_whole(value, tensors + 1):
+            allowed = f"at most {tensors}, the number of tensors of the workload's module"
+            yield Problem("space.fragments", value, allowed)
 
 
 def _codec_key(values: Values, sizes: Sequence[int]) -> str:
