@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 SLOW_S = 2.0
 
 
-@pytest.mark.parametrize("slow", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", [0, 2])
 def test_a_slow_peer_does_not_hold_the_others_and_its_samples_count(slow: int) -> None:
     """Its batch takes longer than several rounds. Peer 0 leads the groups that it is in."""
     peers: list[dict[str, Any]] = [{"batch_s": 0.1} for _ in range(3)]
