@@ -111,7 +111,7 @@ class MembershipView:
                 peer.returned = now
             peer.unreachable = False
             peer.received = max(peer.received, now - age)
-        if direct:
+        if direct or (counts and self._alive(peer)):
             self._note_return(peer)
         if peer.heartbeat.version >= heartbeat.version:
             return False

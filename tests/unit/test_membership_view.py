@@ -74,6 +74,20 @@ def test_a_peer_that_cannot_be_reached_is_dead_until_it_calls(view: MembershipVi
     assert names(view.alive()) == ["a", "own"]
 
 
+def test_a_lost_peer_is_back_by_what_others_say_although_it_has_no_news(
+    view: MembershipView, clock: Clock
+) -> None:
+    view.receive(heartbeat("a"))
+    view.watch([b"b"])
+    view.give_up(b"a")
+    assert view.take_reunion() is None
+    clock.now += 10.0
+    view.receive(heartbeat("a"), age=0.1)  # the same version
+    assert names(view.alive()) == ["a", "own"]
+    reunion = view.take_reunion()
+    assert reunion is not None and reunion.peers == {b"a"}
+
+
 def test_relayed_announcements_keep_no_peer_alive_but_clients(
     view: MembershipView, clock: Clock
 ) -> None:
