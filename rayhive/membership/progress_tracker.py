@@ -25,12 +25,13 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import PerformanceEMA, get_dht_time
 
 from rayhive.errors import PeerError
+from rayhive.membership.averager_members import AveragerMembers, Members, OnMembers
 from rayhive.membership.event_loop import LoopThread
 from rayhive.membership.heartbeat import HeartbeatService
 from rayhive.membership.peer_links import PeerLinks
 from rayhive.membership.progress_view import ProgressView
 from rayhive.membership.round_wait import RoundWait
-from rayhive.membership.view import Heartbeat, Member, MembershipView
+from rayhive.membership.view import Heartbeat, MembershipView
 
 #: The two kinds of averaging, by the field of an announcement that counts their rounds.
 KINDS = ("averaged", "synchronised")
@@ -50,8 +51,6 @@ HIVEMINDS_ALONE = frozenset(
         "expected_drift_peers", "expected_drift_rate", "private_key", "status_loglevel",
     }
 )  # fmt: skip
-
-OnMembers = Callable[[str, tuple[Member, ...], frozenset[bytes]], None]
 
 
 class LiveProgressTracker:
@@ -127,8 +126,7 @@ class LiveProgressTracker:
         self._clock = clock
         self._batch_ended: float | None = None
         self._on_break: Callable[[], None] | None = None
-        self._on_members: OnMembers | None = None
-        self._passed_on: dict[str, tuple[tuple[Member, ...], frozenset[bytes]]] = {}
+        self._averagers: AveragerMembers | None = None
         self._announced_samples = 0
         if start:
             self.start()
@@ -168,33 +166,36 @@ class LiveProgressTracker:
             self._thread.stop(timeout)
 
     def _view_changed(self) -> None:
-        """Wake waiting threads, and pass on the members if they have changed; in the thread."""
+        """Wake waiting threads, and pass on the members; in the thread."""
         with self._lock:
             self._lock.notify_all()
-            follower, lost = self._on_members, self.view.lost()
-            members = {
+        if self._averagers is not None:
+            self._averagers.pass_on(self._members)
+
+    def pass_on_peers(self) -> None:
+        """Let the averagers know which peers take part, before a step: the thread may be late."""
+        if self._averagers is not None:
+            self._averagers.pass_on(self._members, progress=False)
+
+    def _members(self) -> dict[str, Members]:
+        with self._lock:
+            lost = self.view.lost()
+            return {
                 kind: (self.view.members(kind, computes=kind == self.swarm.comes_first), lost)
                 for kind in KINDS
             }
-        if follower is None:
-            return
-        for kind in KINDS:
-            if members[kind] != self._passed_on.get(kind):
-                self._passed_on[kind] = members[kind]
-                follower(kind, *members[kind])
 
     def follow(self, on_members: OnMembers, on_break: Callable[[], None] | None = None) -> None:
         """Pass on the members of the run, now and whenever they change.
 
         Args:
-            on_members: Called in the thread with one of :data:`KINDS`, the members for it, and the
-                ids of the lost peers.
+            on_members: Called with one of :data:`KINDS`, the members for it, and the ids of the
+                lost peers; mostly in the thread.
             on_break: Called in the thread when this peer has stepped out of the rounds.
         """
         with self._lock:
-            self._on_members, self._on_break = on_members, on_break
+            self._averagers, self._on_break = AveragerMembers(on_members), on_break
         self._thread.wait_until_ready()
-        self._thread.call_soon(self._passed_on.clear)
         self._thread.call_soon(self._view_changed)
 
     # -- announcements -----------------------------------------------------------------------------

@@ -182,6 +182,7 @@ class GradientRounds:
         """Begin to average; return None if there is no other peer, or if that failed."""
         if self.peer.tracker.swarm.live_peers <= 1:
             return None
+        self.peer.tracker.pass_on_peers()
         round_.own_gradients = OwnGradients.of(self.averager, self.delayed)
         try:
             control = self.averager.schedule_step(

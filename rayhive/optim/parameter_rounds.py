@@ -97,6 +97,7 @@ class ParameterRounds:
         if reason is None or alone or self.peer.state_averager.averaging_in_progress:
             self.peer.tracker.has_ended("synchronised", round_, met=False, aloud=False)
             return None
+        self.peer.tracker.pass_on_peers()
         try:
             control = self.peer.state_averager.schedule_step(
                 gather=self.state_sync.gathered(round_), timeout=self.peer.round_timeout
