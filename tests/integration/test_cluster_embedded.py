@@ -217,6 +217,7 @@ def test_a_full_disk_loses_the_replicate(cluster: Cluster, tmp_path: Path) -> No
     handle.release()
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_never_ready_in_time_loses_the_replicate(
     cluster: Cluster, tmp_path: Path
 ) -> None:

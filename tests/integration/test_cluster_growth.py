@@ -204,6 +204,7 @@ def test_a_study_makes_nodes_of_the_manifest_appear(folder: Path, tmp_path: Path
     assert len(nodes) == 2 and HEAD_ID not in nodes, "one new node a peer"
 
 
+@pytest.mark.slow
 def test_a_fixed_cluster_without_cores_is_refused_with_the_reason(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -125,7 +125,14 @@ def run_peer(peer: int, addresses: list[str], phase: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("phase", ["dense", "P", pytest.param("Q", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("dense", marks=pytest.mark.slow),
+        "P",
+        pytest.param("Q", marks=pytest.mark.slow),
+    ],
+)
 def test_survivors_lose_one_round_at_most_and_agree_after_the_next(phase: str) -> None:
     first = call(run_peer, LEAVES_NOTHING, peer=0, addresses=[], phase=phase)
     _, *addresses = first.wait_for_line("ADDRESSES").split()

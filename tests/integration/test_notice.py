@@ -46,7 +46,7 @@ def assert_has_left(line: PeerLine, others: list[PeerLine], lost: int | None = 0
     return left
 
 
-@pytest.mark.parametrize("delay", ["none", "gradients"])
+@pytest.mark.parametrize("delay", ["none", pytest.param("gradients", marks=pytest.mark.slow)])
 def test_peers_that_are_asked_to_go_hand_over_all_and_the_others_go_on(
     socket_path: str, tmp_path: Path, delay: str
 ) -> None:

@@ -49,7 +49,8 @@ def test_a_failed_round_applies_the_peers_own_gradients(delay: str, reuse: bool)
     assert result["weights"] == pytest.approx(OWN_MEANS)
 
 
-@pytest.mark.parametrize("delay", ["none", pytest.param("gradients", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", ["none", "gradients"])
 def test_a_failed_round_is_skipped_when_asked(delay: str) -> None:
     result = run(delay=delay, reuse=False, company=True, on_failure="skip")
     assert result["outcomes"] == ["skipped", "skipped"]

@@ -56,6 +56,7 @@ def test_a_measured_link_agrees_with_its_configuration(testbed: Testbed, index: 
     check(testbed, index, Link.model_validate(LINKS[index]))
 
 
+@pytest.mark.slow
 def test_a_link_changes_at_run_time_and_comes_back(testbed: Testbed) -> None:
     cable = testbed.link(2)
     steps = (
