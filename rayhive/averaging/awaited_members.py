@@ -150,8 +150,11 @@ class Search:
         windows = (self.window_ends(peer) for peer in roster if peer != self.own)
         return min([self.ends, self.grace_ends, *(end for end in windows if end > now)])
 
-    def dismiss(self) -> None:
-        """Refuse all followers: this peer does not lead."""
-        for follower in self.followers.values():
-            follower.answer(None)
-        self.followers.clear()
+    def dismiss(self, keep: Collection[bytes] = ()) -> None:
+        """Refuse the followers that this peer does not lead.
+
+        Args:
+            keep: Ids of those that it leads.
+        """
+        for peer in self.followers.keys() - set(keep):
+            self.followers.pop(peer).answer(None)

@@ -54,6 +54,7 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         fragments: Parts of the gradients of which each round averages one, see
             :mod:`rayhive.averaging.fragments`; 1 averages all in each round.
         quorum: Peers with which a round may begin; None awaits all live peers.
+        pairs: Whether a round averages in random pairs, see :mod:`rayhive.averaging.pairing`.
         trainer_tensors: As of :class:`MeasuredAverager`; besides these, its process gives back the
             memory of parameters, gradients and accumulators.
         kwargs: As those of hivemind's averager and of :class:`MeasuredAverager`.
@@ -71,10 +72,11 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         error_feedback: bool = False,
         fragments: int = 1,
         quorum: Quorum | None = None,
+        pairs: bool = False,
         trainer_tensors: Callable[[], Iterable[torch.Tensor]] = tuple,
         **kwargs: Any,
     ) -> None:
-        self._quorum = quorum
+        self._quorum, self._pairs = quorum, pairs
         if error_feedback:
             kwargs["payload"] = FeedbackPayload
         if fragments > 1:
@@ -91,7 +93,7 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
 
     def run(self) -> None:
         """Serve until shut down; executed in the averager's own process."""
-        self.matchmaking_kwargs["quorum"] = self._quorum
+        self.matchmaking_kwargs |= {"quorum": self._quorum, "pairs": self._pairs}
         super().run()
 
     @torch.no_grad()

@@ -16,6 +16,11 @@ no other group.
 With a :class:`~rayhive.averaging.quorum.Quorum` a member that still computes is awaited for the
 grace period only, which begins at each peer when it knows that the quorum is there. If that member
 is the leader, the next oldest leads.
+
+With a :class:`~rayhive.averaging.pairing.Pairing` a round has one group for each pair, and the
+older peer of a pair leads it. A request of a peer that the leader does not count among its pair is
+refused, and that peer asks again until the views agree. A peer whose partners have ended the round
+without it is alone in this round.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2 as messages
 
 from rayhive.averaging.awaited_members import Follower, Search
+from rayhive.averaging.pairing import Pairing
 from rayhive.averaging.quorum import Quorum
 from rayhive.membership.event_loop import Notifier, wait_at_most
 from rayhive.membership.view import ROUNDS_BEHIND, Member
@@ -66,6 +72,7 @@ class GroupFormation:
         key: Prefix of its group keys; the round follows.
         ask: Sends a request to a leader and returns the stream of its answers.
         quorum: Peers with which a round may begin; None awaits all.
+        pairing: Divides the peers of a round into pairs; None makes one group of them.
         patience_left: Time that was left of the last search's patience [s].
     """
 
@@ -75,6 +82,7 @@ class GroupFormation:
     key: str
     ask: Ask
     quorum: Quorum | None = None
+    pairing: Pairing | None = None
     patience_left: float = 0.0
     _members: tuple[Member, ...] = ()
     _met: dict[bytes, int] = field(default_factory=dict)
@@ -113,13 +121,18 @@ class GroupFormation:
         A member that was met in a group has finished the round before, whatever it has announced:
         rounds may be faster than announcements.
         """
-        others = (member for member in self._members if member.peer_id != self.own.to_bytes())
-        return [
+        own = self.own.to_bytes()
+        others = [
             member
-            for member in others
-            if member.averaged < round_ <= self._reached(member) + ROUNDS_BEHIND
+            for member in self._members
+            if member.peer_id != own
+            and round_ <= self._reached(member) + ROUNDS_BEHIND
             and not member.left_out
         ]
+        if self.pairing is not None:  # those that have ended the round count: pairs must not change
+            pair = self.pairing.group(own, (member.peer_id for member in others), round_)
+            others = [member for member in others if member.peer_id in pair]
+        return [member for member in others if member.averaged < round_]
 
     @property
     def _live(self) -> int:
@@ -197,6 +210,8 @@ class GroupFormation:
         return [p for p in self.roster(search.round) if p.to_bytes() not in left_out]
 
     def _was_met(self, round_: int) -> bool:
+        if self.pairing is not None:  # another pair may be faster
+            return False
         others = [m for m in self._members if m.peer_id != self.own.to_bytes()]
         return any(member.met >= round_ for member in others)
 
@@ -215,6 +230,8 @@ class GroupFormation:
 
     def _assemble(self, search: Search, roster: list[PeerID]) -> GroupInfo | None:
         """Begin with the followers once all members within their windows have joined."""
+        if self.pairing is not None:
+            search.dismiss(keep={peer.to_bytes() for peer in roster})
         if search.awaited(roster) - set(search.followers):
             return None
         if len(search.followers) + 1 < search.smallest_group(self._live):
@@ -313,6 +330,9 @@ class GroupFormation:
         if message.code == messages.BAD_SCHEMA_HASH:
             raise DifferentTensors(f"{leader} averages tensors of other shapes or types")
         if message.code != messages.BEGIN_ALLREDUCE:
+            if self.pairing is not None:  # its announcement that it has ended the round follows
+                await wait_at_most(self._changes.next_change(), ASK_AGAIN_S)
+                return None
             raise RoundIsOver(f"round {search.round} is over for its leader {leader}")
         ids = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
         return GroupInfo(message.group_id, ids, tuple(message.gathered))

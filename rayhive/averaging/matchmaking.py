@@ -17,6 +17,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.group_formation import GroupFormation
 from rayhive.averaging.member_data import MemberData
+from rayhive.averaging.pairing import Pairing
 from rayhive.averaging.quorum import Quorum
 from rayhive.averaging.steps import TRACE
 from rayhive.averaging.transport import LinkTo, join_over, no_link
@@ -41,6 +42,7 @@ class LiveMatchmaking(Matchmaking):
         groups: All-reduces of the averager; found groups become expected there.
         announce: Extends the data that a step gathers, see :data:`Announce`.
         quorum: Peers with which a round may begin; None awaits all live peers.
+        pairs: Whether a round has a group for each pair of peers, and not one of all.
         link_to: Returns the link to a leader, or None.
         kwargs: As hivemind's.
     """
@@ -52,6 +54,7 @@ class LiveMatchmaking(Matchmaking):
         groups: AllReduceGroups,
         announce: Announce,
         quorum: Quorum | None = None,
+        pairs: bool = False,
         link_to: LinkTo = no_link,
         **kwargs: Any,
     ) -> None:
@@ -66,6 +69,7 @@ class LiveMatchmaking(Matchmaking):
             key=self._prefix,
             ask=self._ask,
             quorum=quorum,
+            pairing=Pairing(self._prefix) if pairs else None,
         )
         self._groups, self._announce, self._link_to = groups, announce, link_to
         self._knows_members = False

@@ -20,7 +20,7 @@ class OneComponent(Invariant):
     The check uses the last :data:`ROUNDS` (3) rounds of each living peer before the first peer
     finished, more than ten seconds after the last fault and heal and :data:`CHANGE_S` (3) seconds
     after the last join and loss. In one of them ``live_peers``, and in one ``group_size``, must be
-    the number of living peers. Two disjoint components never satisfy this. A peer with fewer rounds
+    the number of living peers, or that of the axis. Two disjoint components never satisfy this. A peer with fewer rounds
     in that time is not checked.
     """
 
@@ -32,6 +32,8 @@ class OneComponent(Invariant):
         count = len(log.living)
         if count < 2 or log.spec.swarm.use_local_updates:
             return []
+        group = log.spec.configuration.group_size  # None and "all" are all peers
+        group = min(group, count) if isinstance(group, int) else count
         begin = max(_settled(log), default=0.0)
         finished = [event.t for name in log.living for event in log.of(PeerFinished, name)]
         until = min(finished, default=log.end)
@@ -43,7 +45,7 @@ class OneComponent(Invariant):
             self.checked += 1
             seen = max(event.live_peers or 0 for event in rounds)
             met = max(event.group_size or 1 for event in rounds)
-            if seen < count or met < count:
+            if seen < count or met < group:
                 wrong.append(f"{name}: saw {seen} and averaged with {met} of {count} peers")
         return wrong
 

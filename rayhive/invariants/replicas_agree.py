@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 from rayhive import events
 from rayhive.invariants.base import Invariant, settled
+from rayhive.invariants.replica_spread import SPREAD, spreads
+from rayhive.spec.axes.group_size import PAIR
 from rayhive.timeline import Timeline
 
 Averaging: TypeAlias = events.Round | events.StateRound
@@ -48,6 +50,9 @@ class ReplicasAgree(Invariant):
     version 0.1, which lack that field; and the loss of the parameters' codec is added. The codec of
     the gradients adds nothing, because all peers apply the same decoded average
     (:mod:`rayhive.averaging.answers`).
+
+    Replicas that average in pairs (``group_size: 2``) never become equal. Their distance is at most
+    0.5 then (:mod:`rayhive.invariants.replica_spread`).
     """
 
     about = "Replicas agree after every round, to the bit where peers round alike."
@@ -55,6 +60,8 @@ class ReplicasAgree(Invariant):
 
     def check(self, log: Timeline) -> list[str]:
         """Return the pairs of replicas that differ, each with its largest distance."""
+        if log.spec.configuration.group_size == PAIR:
+            return list(self._too_far(log))
         whole = _whole(log)
         met = {e.round for n in log.trained for e in log.of(events.StateRound, n) if whole(e)}
         weights = {
@@ -74,6 +81,12 @@ class ReplicasAgree(Invariant):
                 where = f"after round {rounds[distances.index(worst)]}, at most {tolerance:.2g}"
                 wrong.append(f"{a} and {b} differ by {worst:.2g} {where}")
         return wrong
+
+    def _too_far(self, log: Timeline) -> Iterator[str]:
+        for a, b, worst, rounds in spreads(log):
+            self.checked += rounds
+            if worst > SPREAD:
+                yield f"{a} and {b} differ by {worst:.2g}, in pairs at most {SPREAD:.2g}"
 
     def _lasting(self, log: Timeline, name: str, astray: frozenset[int]) -> Iterator[str]:
         alone = len(log.living) < 2

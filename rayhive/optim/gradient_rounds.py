@@ -278,6 +278,8 @@ class GradientRounds:
 
     def _averaging_reason(self, round_: int, gathered: Iterable[Any]) -> AveragingReason | None:
         """Return the reason for which this group averages its parameters; None if it need not."""
+        if self.peer.pairs:  # each peer has its own, and pairs draw them together
+            return None
         announced = [Announcement.read(entry) for entry in gathered]
         differ = self.replicas is not None and self.replicas.differ(round_, announced)
         return asked_reason(announced) or ("replicas_differ" if differ else None)

@@ -15,6 +15,7 @@ from hivemind.utils import get_logger
 from rayhive.averaging.factory import made_by, takes_over_state, takes_rules, with_our_averager
 from rayhive.averaging.optimizer_statistics import statistics
 from rayhive.errors import ConfigError, Problem, unknown
+from rayhive.optim import gossip
 
 logger = get_logger(__name__)
 
@@ -28,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "inner_state": "keep",
     "fragments": 1,
     "mixing": None,
+    "group_size": None,
 }
 
 
@@ -68,6 +70,8 @@ class LocalStepsRule:
         fragments: Parts of the parameters; each round averages one, in turn.
         mixing: Share of the local value in the parameters from which a fragment goes on after its
             round, as in Streaming DiLoCo; None moves them with the outer parameters.
+        group_size: Peers of a group; 2 averages in random pairs (:mod:`rayhive.optim.gossip`), None
+            over all peers.
     """
 
     steps: int
@@ -76,6 +80,12 @@ class LocalStepsRule:
     inner_state: InnerState
     fragments: int = 1
     mixing: float | None = None
+    group_size: int | None = None
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a round averages in random pairs."""
+        return self.group_size is not None
 
     @classmethod
     def read(
@@ -87,6 +97,7 @@ class LocalStepsRule:
         inner_state: InnerState | None,
         fragments: int | None = None,
         mixing: float | None = None,
+        group_size: int | None = None,
     ) -> LocalStepsRule | None:
         """Return the rule in the arguments of an optimizer; None without local steps.
 
@@ -99,6 +110,7 @@ class LocalStepsRule:
             "inner_state": inner_state,
             "fragments": fragments,
             "mixing": mixing,
+            "group_size": group_size,
         }
         if problems := list(local_steps_problems({**options, **given, "local_steps": local_steps})):
             raise ConfigError(problems)
@@ -114,6 +126,8 @@ class LocalStepsRule:
         -lr (D + m b), Nesterov's momentum as in Sutskever et al. (2013).
         """
         momentum = float(self.outer_momentum)
+        if self.pairs:
+            return gossip.outer_optimizer(groups, self.outer_lr, momentum)
         kind = torch.optim.SGD if self.fragments == 1 else FragmentSGD
         return kind(groups, lr=self.outer_lr, momentum=momentum, nesterov=momentum > 0)
 
@@ -149,6 +163,9 @@ class LocalStepsRule:
         if self.fragments > 1:
             factory = with_our_averager(others.get("grad_averager_factory"))
             others["grad_averager_factory"] = partial(factory, fragments=self.fragments)
+        if self.pairs:
+            factory = with_our_averager(others.get("grad_averager_factory"))
+            others["grad_averager_factory"] = partial(factory, pairs=True)
         others |= {
             "optimizer": self.outer_optimizer,
             "params": [{"params": list(group["params"])} for group in inner.param_groups],
@@ -179,6 +196,7 @@ def local_steps_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
         yield unknown("inner_state", given["inner_state"], get_args(InnerState))
     yield from _fragment_problems(given["fragments"], given["mixing"])
     yield from _excluded(options)
+    yield from gossip.problems({**options, **given})
     averager = made_by(options.get("grad_averager_factory"))
     if given["fragments"] != 1 and takes_rules(averager) and takes_over_state(averager):
         yield Problem("fragments", given["fragments"], "1 (or absent) with PowerSGD")

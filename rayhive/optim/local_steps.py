@@ -25,6 +25,7 @@ import torch
 
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager
 from rayhive.compression.fragments import split
+from rayhive.optim import gossip
 from rayhive.optim.local_rule import FragmentSGD, LocalStepsRule
 
 
@@ -88,6 +89,7 @@ class LocalSteps:
             outer=averager.optimizer if isinstance(averager.optimizer, FragmentSGD) else None,
         )
         averager.on_parameters = made.adopt
+        optimizer.tracker.swarm.several_groups = rule.pairs
         return made
 
     def __post_init__(self) -> None:
@@ -117,15 +119,16 @@ class LocalSteps:
         self._carried = [carried + self.samples for carried in self._carried]
         self._taken_samples, self._carried[self._fragment] = self._carried[self._fragment], 0
         members = set(self._members[self._fragment])
-        self.averager.set_accumulated(
-            (
+        if self.rule.pairs:
+            self.averager.set_accumulated(*gossip.sent(self.parameters, self._taken_samples))
+        else:
+            progress = (
                 start - local if index in members else torch.zeros_like(local)
                 for index, (start, local) in enumerate(
                     zip(self._start, self.parameters, strict=True)
                 )
-            ),
-            self._taken_samples,
-        )
+            )
+            self.averager.set_accumulated(progress, self._taken_samples)
         self._taken = {
             index: self.parameters[index].detach().clone()
             if self.delayed

@@ -44,8 +44,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
     Args:
         on_event: Called with the kind and the fields of each event (see
             :data:`rayhive.events.KINDS`), from the training thread or a background thread.
-        on_failure: Gradients that a peer applies when averaging failed: its own (``local``) or
-            none (``skip``).
+        on_failure: Gradients to apply when averaging failed: own (``local``) or none (``skip``).
         load_state_attempts: Downloads of the state to try before the peer keeps its own.
         straggler_timeout: How long a round waits for a peer that computes without progress [s].
         outlier_filter: Rule by which a group refuses tensors, see
@@ -59,14 +58,14 @@ class RayhiveOptimizer(hivemind.Optimizer):
             :mod:`rayhive.averaging.error_feedback`.
         min_peers: Peers with which a round begins although others compute; None awaits all.
         grace_s: Wait for the others once these are there [s], :mod:`rayhive.averaging.quorum`.
-        trusted_network: Send parts without encryption to peers that agree; both sides are
-            authenticated all the same.
+        trusted_network: Send parts unencrypted to peers that agree; both sides are authenticated.
         local_steps: Batches of the swarm in a round of :mod:`rayhive.optim.local_steps`, or None.
         outer_lr: As of :class:`rayhive.optim.local_rule.LocalStepsRule`; None is the default there.
         outer_momentum: The same.
         inner_state: The same.
         fragments: The same.
         mixing: The same.
+        group_size: The same.
 
     Attributes:
         before_round: Called before a round's gradients are averaged, with its number and the
@@ -107,12 +106,14 @@ class RayhiveOptimizer(hivemind.Optimizer):
         inner_state: InnerState | None = None,
         fragments: int | None = None,
         mixing: float | None = None,
+        group_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         factories.refuse_group_size({**kwargs, "averager_opts": averager_opts})
         rule = LocalStepsRule.read(
-            kwargs, local_steps, outer_lr, outer_momentum, inner_state, fragments, mixing
-        )
+            {**kwargs, "average_state_every": average_state_every, "aggregation": aggregation},
+            local_steps, outer_lr, outer_momentum, inner_state, fragments, mixing, group_size,
+        )  # fmt: skip
         if rule is not None:
             inner, kwargs = rule.outer_arguments(**kwargs)
         self._rules = factories.averager_rules(
@@ -162,7 +163,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
                 on_failure=on_failure,
                 delayed=self.delay_grad_averaging,
                 offloaded=self.offload_optimizer,
-                replicas=ReplicaCheck(self.state_averager) if self._period is None else None,
+                replicas=ReplicaCheck.of(self._peer, self._period),
             )
         self.tracker.follow(self._pass_on_members, self._on_break)
 

@@ -222,6 +222,11 @@ class PeerState:
         """Whether rounds may begin without a peer that computes."""
         return self.tracker.quorum
 
+    @property
+    def pairs(self) -> bool:
+        """Whether rounds average in random pairs, so that each peer has parameters of its own."""
+        return self.local_steps is not None and self.local_steps.rule.pairs
+
     def moved(self) -> float:
         """Return the time at which bulk data of this peer moved last [s]."""
         return max((signs.newest() for signs in self._signs()), default=-math.inf)

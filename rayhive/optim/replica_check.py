@@ -22,6 +22,7 @@ from rayhive.averaging.fingerprint import fingerprint
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.averaging.tensor_summary import BUCKETS, Digest
 from rayhive.events import AveragingReason
+from rayhive.optim.peer_state import PeerState
 
 #: Relative distance up to which unequal hardware may let replicas drift apart.
 DRIFT = 1e-6
@@ -93,6 +94,16 @@ class ReplicaCheck:
     def __init__(self, averager: RayhiveStateAverager) -> None:
         self._averager, self._tolerance = averager, LOSSY_DRIFT if averager.lossy else DRIFT
         self._differed_in = -WATCHED_ROUNDS
+
+    @classmethod
+    def of(cls, peer: PeerState, period: int | None) -> ReplicaCheck | None:
+        """Return the check of a peer; None if its replica may differ from those of its groups.
+
+        Args:
+            peer: The peer.
+            period: Rounds between two averagings of parameters; None averages for a reason only.
+        """
+        return cls(peer.state_averager) if period is None and not peer.pairs else None
 
     def summary(self, round_: int) -> tuple[bytes | None, Digest | None]:
         """Return fingerprint and digest of the replica, each None where it cannot or need not be.

@@ -215,7 +215,8 @@ class StateSync:
             self._peer.consistency.settling = True
             self._peer.partitions.reset()
             kept = self._jump_to_newest(loaded, keep_gradients)
-            if self._peer.quorum and downloaded and loaded == self._round:
+            caught_up = self._peer.quorum and downloaded and loaded == self._round
+            if caught_up or self._peer.pairs:  # in a pair, older parameters count as any others
                 self._peer.consistency.note_caught_up()
         self._peer.reporter.emit(
             StateLoaded(

@@ -150,6 +150,6 @@ def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, 
         "shapes": shapes,
         "dense_payload_bytes": predicted.dense_bytes // len(rounds),
         "payload_exact": predicted.exact and len(rounds) == 1,
-        "predicted_payload_bytes_per_round": float(allreduce_bytes(sent, spec.peers)) / len(rounds),
+        "predicted_payload_bytes_per_round": float(allreduce_bytes(sent, group)) / len(rounds),
         "compressed_tensors": list(predicted.compressed),
     }

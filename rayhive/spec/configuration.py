@@ -61,6 +61,10 @@ class Configuration(Model):
         """Return the samples of a round, over the swarm, from those of a batch of the swarm."""
         return max(1, target_batch_size * (self.local_steps or 1) // (self.fragments or 1))
 
+    def group_peers(self, peers: int) -> int:
+        """Return the peers of a group in a swarm of so many; of an odd number, of most groups."""
+        return min(self.group_size, peers) if isinstance(self.group_size, int) else peers
+
     def completed(self) -> Configuration:
         """Return the configuration with the defaults of the axes that apply."""
         return self.model_copy(update=self.values)

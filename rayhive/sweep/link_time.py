@@ -75,11 +75,13 @@ def round_traffic(
         every = 1 if averaged or extras else None
     outer = shapes if values["outer_momentum"] else ()  # averaged with the parameters
     state = payload((*shapes, *outer, *extras), codec=values["state_codec"], rates=rates)
-    seconds = fmean(allreduce_seconds(each, swarm) for each in rounds) if rounds else 0.0
+    size = configuration.group_peers(swarm.peers)
+    seconds = fmean(allreduce_seconds(each, swarm, size) for each in rounds) if rounds else 0.0
     if every is not None:
         seconds += allreduce_seconds(state, swarm) / every
     payloads = [sum(each.bytes_per_transfer for each in rounds), state.bytes_per_transfer]
-    sent, sent_state = (float(allreduce_bytes(each, swarm.peers)) for each in payloads)
+    sizes = (size, swarm.peers)
+    sent, sent_state = (float(allreduce_bytes(*each)) for each in zip(payloads, sizes, strict=True))
     limited = any(cls.link is not None for _, cls in swarm.peer_classes)
     return RoundTraffic(
         gradients=gradients,
@@ -90,7 +92,7 @@ def round_traffic(
     )
 
 
-def allreduce_seconds(sent: Payload, swarm: SwarmConfig) -> float:
+def allreduce_seconds(sent: Payload, swarm: SwarmConfig, size: int | None = None) -> float:
     """Return the least time of an all-reduce on the swarm's links [s].
 
     Of N peers, one that reduces the share x of a payload V sends V(1 + (N - 2)x), and receives as
@@ -105,15 +107,16 @@ def allreduce_seconds(sent: Payload, swarm: SwarmConfig) -> float:
     Args:
         sent: The payload.
         swarm: The swarm, with the rates [Mbit/s] and delays [ms] of its links.
+        size: Peers of a group; None for all.
     """
-    peers = range(swarm.peers)
+    peers, others = range(swarm.peers), (size or swarm.peers) - 2
     if len(peers) < 2:
         return 0.0
     links = [item.link for _, item in swarm.peer_classes] or [None for _ in peers]
     shares = reducer_shares([swarm.link_rate(peer) for peer in peers])
     slowest = max(
         (
-            float(1 + (len(peers) - 2) * share) / (link.rate_mbit * 1e6 / BITS)
+            float(1 + others * share) / (link.rate_mbit * 1e6 / BITS)
             for share, link in zip(shares, links, strict=True)
             if link is not None and link.rate_mbit is not None
         ),

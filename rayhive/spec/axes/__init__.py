@@ -34,6 +34,7 @@ REGISTERED.register_lazy("outer_momentum", "rayhive.spec.axes.outer_momentum:Out
 REGISTERED.register_lazy("inner_state", "rayhive.spec.axes.inner_state:InnerState")
 REGISTERED.register_lazy("fragments", "rayhive.spec.axes.fragments:Fragments")
 REGISTERED.register_lazy("mixing", "rayhive.spec.axes.mixing:Mixing")
+REGISTERED.register_lazy("group_size", "rayhive.spec.axes.group_size:GroupSize")
 
 
 def draw_order(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
