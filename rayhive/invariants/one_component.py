@@ -20,7 +20,8 @@ class OneComponent(Invariant):
     The check uses the last :data:`ROUNDS` (3) rounds of each living peer before the first peer
     finished, more than ten seconds after the last fault and heal and :data:`CHANGE_S` (3) seconds
     after the last join and loss. In one of them ``live_peers``, and in one ``group_size``, must be
-    the number of living peers, or that of the axis. Two disjoint components never satisfy this. A peer with fewer rounds
+    the number of living peers, or 2 in pairs. Two disjoint components never satisfy this. A peer
+    with fewer rounds
     in that time is not checked.
     """
 

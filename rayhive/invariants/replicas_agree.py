@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from rayhive import events
 from rayhive.invariants.base import Invariant, settled
-from rayhive.invariants.replica_spread import SPREAD, spreads
 from rayhive.spec.axes.group_size import PAIR
 from rayhive.timeline import Timeline
 
@@ -26,6 +25,10 @@ LOSS = {"none": 0.0, "float16": 0.02, "scaled_float16": 0.02}
 EIGHT_BITS = 0.3
 #: Greatest number of rounds for which a replica may be astray.
 ASTRAY_ROUNDS = 10
+#: Largest relative distance of two replicas whose rounds were averaged in pairs.
+SPREAD = 0.5
+#: Rounds after an own step, or a loaded state, in which a replica is not compared.
+UNSETTLED_ROUNDS = 10
 
 
 class ReplicasAgree(Invariant):
@@ -52,7 +55,7 @@ class ReplicasAgree(Invariant):
     (:mod:`rayhive.averaging.answers`).
 
     Replicas that average in pairs (``group_size: 2``) never become equal. Their distance is at most
-    0.5 then (:mod:`rayhive.invariants.replica_spread`).
+    0.5 then (:func:`spreads`).
     """
 
     about = "Replicas agree after every round, to the bit where peers round alike."
@@ -189,3 +192,33 @@ def _astray(
         astray.update(range(max(round_, reached), until))
         reached = max(reached, until)
     return frozenset(astray)
+
+
+def spreads(log: Timeline) -> Iterator[tuple[str, str, float, int]]:
+    """Yield two replicas, their largest distance, and the number of compared rounds.
+
+    The distance is relative to the larger norm. Replicas are compared after the same round, while
+    both have averaged their last :data:`UNSETTLED_ROUNDS` (10) rounds in a group, and outside of
+    the time of faults that separate peers.
+    """
+    apart = [(fault.fired, settled(fault)) for fault in log.faults if fault.effect in events.APART]
+    weights = {
+        name: {
+            event.round: event
+            for event in log.of(events.Weights, name)
+            if event.finite and not any(begin <= event.t <= end for begin, end in apart)
+        }
+        for name in log.trained
+    }
+    left_out = {name: _unsettled(log, name) for name in log.trained}
+    for a, b in combinations(log.trained, 2):
+        rounds = (weights[a].keys() & weights[b].keys()) - left_out[a] - left_out[b]
+        if rounds:
+            worst = max(weights[a][n].distance(weights[b][n]) for n in rounds)
+            yield a, b, worst, len(rounds)
+
+
+def _unsettled(log: Timeline, name: str) -> frozenset[int]:
+    own = {e.round for e in log.of(events.Round, name) if e.outcome not in events.GROUPED}
+    own |= {event.round for event in log.of(events.StateLoaded, name)}
+    return frozenset(n for each in own for n in range(each, each + UNSETTLED_ROUNDS + 1))

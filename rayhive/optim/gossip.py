@@ -47,12 +47,20 @@ _CODECS = ("grad_compression", "state_averaging_compression")
 def outer_optimizer(groups: Any, lr: float, momentum: float) -> torch.optim.Optimizer:
     """Return the outer optimizer of a peer, for a gradient of minus the pair's mean parameters.
 
+    hivemind creates the momentum by a step with zero gradients, so :func:`begin` sets the decay.
+
     Args:
         groups: Parameter groups of the outer parameters.
         lr: Outer learning rate, which is also the pull towards the mean of the pair.
         momentum: Outer momentum; 0 keeps none.
     """
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, weight_decay=1.0)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+
+
+def begin(optimizer: torch.optim.Optimizer) -> None:
+    """Let an outer optimizer add each parameter to its gradient from now on."""
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 1.0
 
 
 def sent(parameters: Sequence[torch.Tensor], samples: int) -> tuple[list[torch.Tensor], int]:

@@ -89,7 +89,9 @@ class LocalSteps:
             outer=averager.optimizer if isinstance(averager.optimizer, FragmentSGD) else None,
         )
         averager.on_parameters = made.adopt
-        optimizer.tracker.swarm.several_groups = rule.pairs
+        if rule.pairs:
+            gossip.begin(averager.optimizer)
+            optimizer.tracker.swarm.several_groups = True
         return made
 
     def __post_init__(self) -> None:

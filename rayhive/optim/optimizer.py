@@ -50,9 +50,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
         outlier_filter: Rule by which a group refuses tensors, see
             :func:`rayhive.averaging.outlier_filter.judge`.
         average_state_every: Rounds between two averagings of the parameters. ``auto`` averages them
-            after a round that failed or was partial, after a join or a partition, and where
-            replicas differ (:mod:`rayhive.optim.replica_check`), and optimizer statistics with
-            them; with extra tensors or local updates in every round. Equal for all peers.
+            and optimizer statistics after a failed or partial round, a join or a partition, and
+            where replicas differ; with extra tensors or local updates in every round.
         aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
         error_feedback: Whether the errors of a lossy codec enter the next round, see
             :mod:`rayhive.averaging.error_feedback`.

@@ -146,6 +146,7 @@ def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, 
     predicted = configuration_payload(gradients, spec.configuration, rates=rates)
     rounds = fragment_payloads(gradients, spec.configuration, rates=rates)
     sent = sum(each.bytes_per_transfer for each in rounds)
+    group = spec.configuration.group_peers(spec.peers)
     return {
         "shapes": shapes,
         "dense_payload_bytes": predicted.dense_bytes // len(rounds),
