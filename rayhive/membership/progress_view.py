@@ -49,8 +49,15 @@ class ProgressView:
 
     @property
     def is_round_due(self) -> bool:
-        """Whether this peer may begin the next round now."""
+        """Whether this peer may begin the next round now.
+
+        With several groups, all others must have begun the round before: no group gets far ahead.
+        """
         with self.view.lock:
+            last = self.view.own.round if self.several_groups else 0
+            others = [p for p in self.view.participants() if p.peer_id != self.view.own.peer_id]
+            if any(max(p.round, p.entered) < last for p in others):
+                return False
             return self.view.is_round_due(self.target_batch_size)
 
     def share_of_lacking(self, announced: int) -> float:

@@ -129,3 +129,20 @@ def test_rounds_of_other_pairs_are_not_missed() -> None:
     assert not progress.was_met(2) and not progress.has_missed(2, timeout=5.0)
     view.receive(said(2, round=3, averaged=3))
     assert progress.has_missed(2, timeout=5.0)
+
+
+def test_no_pair_gets_far_ahead() -> None:
+    def said(version: int, name: bytes, **fields: Any) -> Heartbeat:
+        return Heartbeat(name, 0.0, version=version, takes_part=True, **fields)
+
+    own = Heartbeat(b"own", 0.0, takes_part=True, round=2, samples=64)
+    view = MembershipView(own, silence=10.0)
+    progress = ProgressView(view, 64, threading.Event(), several_groups=True)
+    assert progress.is_round_due
+    view.receive(said(1, b"slow", round=1))
+    assert not progress.is_round_due, "the other one still computes its batch of round 2"
+    progress.several_groups = False
+    assert progress.is_round_due
+    progress.several_groups = True
+    view.receive(said(2, b"slow", round=1, entered=2))
+    assert progress.is_round_due
