@@ -25,7 +25,8 @@ LOSS = {"none": 0.0, "float16": 0.02, "scaled_float16": 0.02}
 EIGHT_BITS = 0.3
 #: Greatest number of rounds for which a replica may be astray.
 ASTRAY_ROUNDS = 10
-#: Largest relative distance of two replicas whose rounds were averaged in pairs.
+#: Largest relative distance of two replicas whose rounds were averaged in pairs: three times the
+#: largest one in the first rounds of a scenario (``docs/gossip.md``).
 SPREAD = 0.5
 #: Rounds after an own step, or a loaded state, in which a replica is not compared.
 UNSETTLED_ROUNDS = 10

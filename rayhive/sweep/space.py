@@ -19,6 +19,7 @@ from rayhive.compression.payload import averaged_sizes, configuration_payload
 from rayhive.errors import Problem
 from rayhive.spec import AXES, Axis, Configuration, Range, Space, SweepConfig
 from rayhive.spec.axes.base import Distribution, Values, choices, ends, is_whole
+from rayhive.spec.axes.group_size import PAIR
 from rayhive.spec.configuration import combinations, decide
 
 if TYPE_CHECKING:
@@ -217,6 +218,14 @@ def check_fragments(config: SweepConfig, tensors: int) -> Iterator[Problem]:
         if is_whole(value, tensors + 1):
             allowed = f"at most {tensors}, the number of tensors of the workload's module"
             yield Problem("space.fragments", value, allowed)
+
+
+def check_pairs(config: SweepConfig, extras: int) -> Iterator[Problem]:
+    """Yield random pairs for a module with floating-point tensors that all peers average."""
+    sizes = (*ends(config.space.group_size), *(item.group_size for item in config.enqueue))
+    if extras and PAIR in sizes:
+        allowed = f"all: all peers average the {extras} floating-point buffers of the workload"
+        yield Problem("space.group_size", PAIR, allowed)
 
 
 def _codec_key(values: Values, sizes: Sequence[int]) -> str:

@@ -54,3 +54,25 @@ def test_a_killed_peer_is_replaced_and_everything_still_holds(tmp_path: Path) ->
     table = rayhive("results", str(again), "--format", "json")
     (row,) = json.loads(table.stdout)
     assert row["n"] == 1 and row["faults_verified"] == 1
+
+
+def test_pairs_go_on_without_a_killed_peer_and_stay_together(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = ("local_steps=4", "group_size=2", "outer_momentum=0.5")
+    given = [each for setting in settings for each in ("--set", f"space.{setting}")]
+    given += ["--peers", "4", "--set", "budget.seconds_per_replicate=40", "--no-twin"]
+    done = rayhive("scenario", "run", "kill-one", "--seed", "1", *given, "--out", str(run))
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = list(read_events(run / "trials" / "0" / "r0-kill-one" / "events.jsonl"))
+    assert [e["kind"] for e in events].count("fault_verified") == 1
+    assert not [e for e in events if e["kind"] == "state_round"], "parameters were averaged"
+    rounds = [e for e in events if e["kind"] == "round"]
+    sizes = {e["group_size"] for e in rounds if e["outcome"] == "averaged"}
+    assert {2} <= sizes <= {2, 3}
+    fired = next(e for e in events if e["kind"] == "fault_fired")
+    (target,) = fired["lives"]
+    later = [e for e in rounds if e["peer"] == f"{target}.1" and e["outcome"] == "averaged"]
+    assert any(e["samples"] for e in later)
+    checked = {e["name"]: e for e in events if e["kind"] == "invariant"}
+    assert all(e["ok"] for e in checked.values()), checked
+    assert checked["replicas_agree"]["checked"] > 100

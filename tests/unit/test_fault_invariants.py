@@ -304,3 +304,22 @@ def test_an_event_may_be_as_late_as_its_peer_was_stopped(late_s: float, ok: bool
     story.of("state_round", "peer-1")[1]["t"] -= late_s
     story.finish(5.0, ALL)
     assert result(story, "log_complete").ok is ok, result(story, "log_complete").violations
+
+
+@pytest.mark.parametrize(("distance", "ok"), [(0.1, True), (0.49, True), (0.51, False)])
+def test_replicas_of_pairs_stay_within_a_spread(distance: float, ok: bool) -> None:
+    story = Story(configuration=Configuration(local_steps=4, group_size=2))
+    story.rounds(*(float(n) for n in range(1, 16)), peers=ALL)
+    apart(story, distance, 14)
+    found = result(story, "replicas_agree")
+    assert found.ok is ok and found.checked == 45
+
+
+def test_replicas_of_pairs_are_not_compared_for_a_while_after_an_own_step() -> None:
+    story = Story(configuration=Configuration(local_steps=4, group_size=2))
+    story.rounds(*(float(n) for n in range(1, 16)), peers=ALL)
+    story.of("round", "peer-2")[2]["outcome"] = "local"  # round 3
+    apart(story, 0.9, *range(3, 14))
+    assert result(story, "replicas_agree").ok
+    apart(story, 0.9, 14)
+    assert not result(story, "replicas_agree").ok

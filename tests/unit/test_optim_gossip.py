@@ -13,9 +13,10 @@ from rayhive.membership.progress_view import ProgressView
 from rayhive.membership.view import MembershipView
 from rayhive.optim import gossip
 from rayhive.optim.local_rule import LocalStepsRule, local_steps_problems
-from rayhive.spec import Configuration, Space, SwarmConfig
+from rayhive.spec import Configuration, Space, SwarmConfig, SweepConfig
 from rayhive.spec.rules import check_configuration, check_space
 from rayhive.sweep.link_time import round_traffic
+from rayhive.sweep.space import check_pairs
 
 
 def test_an_outer_step_pulls_to_the_pair_and_keeps_own_momentum() -> None:
@@ -99,6 +100,14 @@ def test_rules_of_a_study(space: dict[str, Any], allowed: str | None) -> None:
     found = [problem for problem in problems if problem.key == "space.group_size"]
     assert len(found) == len(problems) == (allowed is not None), problems
     assert allowed is None or found[0].allowed.startswith(allowed)
+
+
+def test_buffers_that_all_peers_average_are_refused() -> None:
+    config = SweepConfig(space=Space(local_steps=4, group_size=["all", 2]))
+    (problem,) = check_pairs(config, 3)
+    assert problem.key == "space.group_size" and "3 floating-point buffers" in problem.allowed
+    assert not list(check_pairs(config, 0))
+    assert not list(check_pairs(SweepConfig(space=Space(local_steps=4)), 3))
 
 
 def test_a_configuration_has_a_name_a_check_and_the_bytes_of_a_pair() -> None:
