@@ -29,7 +29,7 @@ from rayhive.spec.study import is_path, scenario_label
 from rayhive.spec.yaml_data import Overrides, apply_overrides, read_mapping
 from rayhive.sweep.baseline_scenarios import check_baselines
 from rayhive.sweep.pruning import check_pruner
-from rayhive.sweep.space import SearchSpace, check_fragments, check_pairs, check_sampler
+from rayhive.sweep.space import SearchSpace, check_sampler, check_tensors
 
 if TYPE_CHECKING:
     from rayhive.workloads.base import Workload
@@ -359,8 +359,7 @@ class _Check:
             key = "workload.name" if given.import_path is None else "workload.import"
             yield Problem(key, given.label, f"a workload that works; it raised {described(error)}")
             return
-        yield from check_fragments(config, len(self.facts.shapes))
-        yield from check_pairs(config, len(self.facts.extras))
+        yield from check_tensors(config, len(self.facts.shapes), len(self.facts.extras))
         if size is not None and config.swarm.peers > size:
             allowed = f"at most the {size} samples that the workload trains on"
             yield Problem("swarm.peers", config.swarm.peers, allowed)

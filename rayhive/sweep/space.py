@@ -211,17 +211,19 @@ def check_sampler(config: SweepConfig) -> Iterator[Problem]:
         yield Problem("sampler", "grid", allowed)
 
 
-def check_fragments(config: SweepConfig, tensors: int) -> Iterator[Problem]:
-    """Yield the numbers of fragments into which a module of so many tensors cannot be divided."""
+def check_tensors(config: SweepConfig, tensors: int, extras: int) -> Iterator[Problem]:
+    """Yield the settings that the tensors of a workload's module exclude.
+
+    Args:
+        config: The study.
+        tensors: Parameters of the module.
+        extras: Floating-point tensors that peers average with them.
+    """
     enqueued = (item.fragments for item in config.enqueue)
     for value in (*ends(config.space.fragments), *enqueued):
         if is_whole(value, tensors + 1):
             allowed = f"at most {tensors}, the number of tensors of the workload's module"
             yield Problem("space.fragments", value, allowed)
-
-
-def check_pairs(config: SweepConfig, extras: int) -> Iterator[Problem]:
-    """Yield random pairs for a module with floating-point tensors that all peers average."""
     sizes = (*ends(config.space.group_size), *(item.group_size for item in config.enqueue))
     if extras and PAIR in sizes:
         allowed = f"all: all peers average the {extras} floating-point buffers of the workload"

@@ -16,7 +16,7 @@ from rayhive.optim.local_rule import LocalStepsRule, local_steps_problems
 from rayhive.spec import Configuration, Space, SwarmConfig, SweepConfig
 from rayhive.spec.rules import check_configuration, check_space
 from rayhive.sweep.link_time import round_traffic
-from rayhive.sweep.space import check_pairs
+from rayhive.sweep.space import check_tensors
 
 
 def test_an_outer_step_pulls_to_the_pair_and_keeps_own_momentum() -> None:
@@ -103,11 +103,12 @@ def test_rules_of_a_study(space: dict[str, Any], allowed: str | None) -> None:
 
 
 def test_buffers_that_all_peers_average_are_refused() -> None:
-    config = SweepConfig(space=Space(local_steps=4, group_size=["all", 2]))
-    (problem,) = check_pairs(config, 3)
+    given = {"name": "s", "workload": {"name": "digits"}}
+    config = SweepConfig(**given, space=Space(local_steps=4, group_size=["all", 2]))
+    (problem,) = check_tensors(config, 2, 3)
     assert problem.key == "space.group_size" and "3 floating-point buffers" in problem.allowed
-    assert not list(check_pairs(config, 0))
-    assert not list(check_pairs(SweepConfig(space=Space(local_steps=4)), 3))
+    assert not list(check_tensors(config, 2, 0))
+    assert not list(check_tensors(SweepConfig(**given, space=Space(local_steps=4)), 2, 3))
 
 
 def test_a_configuration_has_a_name_a_check_and_the_bytes_of_a_pair() -> None:
