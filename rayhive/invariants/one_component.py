@@ -21,8 +21,7 @@ class OneComponent(Invariant):
     finished, more than ten seconds after the last fault and heal and :data:`CHANGE_S` (3) seconds
     after the last join and loss. In one of them ``live_peers``, and in one ``group_size``, must be
     the number of living peers, or 2 in pairs. Two disjoint components never satisfy this. A peer
-    with fewer rounds
-    in that time is not checked.
+    with fewer rounds in that time is not checked.
     """
 
     about = "All living peers are in one component: they see each other and average together."

@@ -127,6 +127,8 @@ class ProgressView:
     ) -> bool:
         """Wait until peers have announced that they averaged a round's gradients in a group.
 
+        The wait ends when no other peer is left, such as at the end of a run.
+
         Args:
             round_: The round.
             timeout: Longest wait [s].
@@ -137,7 +139,7 @@ class ProgressView:
         """
         deadline = time.monotonic() + timeout
         with self.view.lock:
-            while not (met := self.was_met(round_)):
+            while not (met := self.was_met(round_)) and self.view.has_company():
                 left = deadline - time.monotonic()
                 if left <= 0 or self.ended.is_set():
                     break

@@ -328,6 +328,10 @@ class MembershipView:
         company = self._company(self.alive())
         return max((getattr(p, kind) for p in company if not p.client_mode), default=0)
 
+    def has_company(self) -> bool:
+        """Return whether another live peer takes part in the run, or is on a break."""
+        return bool(self._company(self.alive()))
+
     def _company(self, alive: list[Heartbeat]) -> list[Heartbeat]:
         own = self.own.peer_id
         return [p for p in alive if p.peer_id != own and (p.takes_part or p.away)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +119,22 @@ def test_a_round_is_over_when_other_peers_have_averaged_it_in_a_group(
 ) -> None:
     heard(tracker, "a", round=4, averaged=4, met_averaged=met)
     assert tracker.swarm.was_met(4) is over
+
+
+@pytest.mark.parametrize(("away", "waits"), [(False, False), (True, True)])
+def test_the_wait_for_the_news_of_a_met_round_ends_when_all_others_have_left(
+    tracker: LiveProgressTracker, away: bool, waits: bool
+) -> None:
+    class Waited(Exception):
+        pass
+
+    def waited() -> None:
+        raise Waited
+
+    heard(tracker, "a", round=3, averaged=3)
+    heard(tracker, "a", round=3, averaged=3, takes_part=False, away=away)
+    with pytest.raises(Waited) if waits else nullcontext():
+        assert not tracker.swarm.wait_until_met(4, 60.0, waited)
 
 
 def test_the_wait_for_the_end_of_a_missed_round_can_be_ended(tracker: LiveProgressTracker) -> None:
