@@ -1,6 +1,7 @@
 # Everything a developer or a continuous build does. `make help` lists the verbs.
 PYTHON ?= python3
 COVERAGE_MIN ?= 85
+WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
@@ -15,13 +16,13 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
-	@echo 'Variables: PYTHON=python3.12  ARGS="options for the sweep, pytest or the benchmarks"'
+	@echo 'Variables: PYTHON=python3.12  WORKERS=2  ARGS="options for the sweep, pytest or the benchmarks"'
 
 sweep: .venv/.runtime ## run the quickstart study (or ARGS="FILE --set k=v") and print its table
 	$(BIN)/python experiments/sweep.py $(ARGS)
 
-test: lint ## lint, then every test but the slow ones and those for a GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+test: lint ## lint, then every test but the slow ones and those for a GPU, in WORKERS processes
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" $(ARGS)
 
 coverage: lint ## the same while the coverage of all processes is measured, which takes longer
 	$(BIN)/python -m coverage erase

@@ -6,17 +6,16 @@ import os
 import secrets
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.leaks import TOKEN_VARIABLE, Watch, strangers
+from tests.leaks import TOKEN_VARIABLE, LeakCheck, Watch
 
 # Before anything imports torch or starts Ray; subprocesses and actors inherit it.
-TOKEN = os.environ[TOKEN_VARIABLE] = secrets.token_hex(16)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 for name in ("RAY_ADDRESS", "INITIAL_PEERS", "PL_INITIAL_PEERS"):
@@ -27,6 +26,25 @@ settings.register_profile("rayhive", derandomize=True, deadline=None, database=N
 settings.load_profile("rayhive")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Note what runs and exists before the session; the workers of a session are part of it."""
+    if worker := getattr(config, "workerinput", None):
+        from tests.workers import give_way
+
+        give_way(worker["workerid"])
+    else:
+        os.environ[TOKEN_VARIABLE] = secrets.token_hex(16)
+        config.pluginmanager.register(LeakCheck(Watch(os.environ[TOKEN_VARIABLE])))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distribute tests over workers as :class:`tests.workers.OneSwarm` says."""
+    from tests.workers import OneSwarm
+
+    return OneSwarm(config, log)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests marked ``gpu`` on a machine without one."""
     if item.get_closest_marker("gpu") is not None:
@@ -34,23 +52,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def nothing_survives() -> Iterator[None]:
-    """Fail the session if a process, shared memory or a socket of its own outlives it."""
-    watch = Watch(TOKEN)
-    company = strangers(TOKEN)
-    yield
-    leaks = watch.processes(patience_s=10.0)
-    files = watch.new_files(patience_s=2.0)
-    if files and (company or strangers(TOKEN)):
-        text = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
-        warnings.warn(f"left behind, perhaps by another session: {text}", stacklevel=1)
-    else:
-        leaks += files
-    if leaks:
-        pytest.fail("left behind by this test session:\n  " + "\n  ".join(leaks), pytrace=False)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 A process belongs to the session if it inherited the session's token, or if it is a fork of the
 session's own process. That is exact even when several sessions share a machine. Files in shared
 directories have no owner: files that no living process uses belong to the session if no other
-session runs hivemind at the time, and cannot be attributed otherwise.
+session runs hivemind at the time, and cannot be attributed otherwise. The workers of pytest-xdist
+inherit the token of their session, which looks for leaks when they have ended.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pytest
 
 TOKEN_VARIABLE = "RAYHIVE_TEST_SESSION"
 SHARED_MEMORY = Path("/dev/shm")
 SOCKETS = Path("/tmp")
+
+#: Longest time in which the processes of a session end after its last test [s].
+PATIENCE_S = 10.0
 
 #: Helpers of the test process itself, which end when it ends.
 _OWN_HELPERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
@@ -37,9 +42,10 @@ def survivors(token: str) -> list[psutil.Process]:
             if process.ppid() == here.pid and any(h in " ".join(line) for h in _OWN_HELPERS):
                 continue
             # A fork of this process has the environment that this process was started with,
-            # in which the token is missing.
+            # in which the token is missing. Other workers have the same parent.
             fork = (
                 line == own_line
+                and process.ppid() != here.ppid()
                 and process.create_time() > here.create_time()
                 and os.getsid(process.pid) == os.getsid(0)
             )
@@ -113,3 +119,39 @@ class Watch:
         while (left := stale_files() - self.files) and time.monotonic() < end:
             time.sleep(0.1)  # a dying process unlinks its files a moment after it is gone
         return [f"file {path}" for path in sorted(left)]
+
+
+class LeakCheck:
+    """Plugin of pytest that fails a session if a process or a file of its own outlives it.
+
+    Args:
+        watch: The session's, made before its first test.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch, self._company = watch, strangers(watch.token)
+        self._leaks: list[str] = []
+        self._unclear: list[str] = []
+
+    @pytest.hookimpl(trylast=True)  # after pytest-xdist has ended the workers
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Look for leaks, and end the processes that are found."""
+        self._leaks = self._watch.processes(PATIENCE_S)
+        files = self._watch.new_files(patience_s=2.0)
+        if files and (self._company or strangers(self._watch.token)):
+            self._unclear = files
+        else:
+            self._leaks += files
+        if self._leaks and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name the leaks."""
+        for title, lines in (
+            ("left behind by this test session", self._leaks),
+            ("left behind, perhaps by another session", self._unclear),
+        ):
+            if lines:
+                terminalreporter.section(title, red=lines is self._leaks)
+                for line in lines:
+                    terminalreporter.line(line)

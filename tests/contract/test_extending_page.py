@@ -1,7 +1,7 @@
 """docs/extending.md, followed step by step: each part that it adds keeps its contract.
 
 Models and tables derive from axes and columns when rayhive is imported.
-``tests/integration/test_extending_copy.py`` therefore adds those of the page to a copy of rayhive.
+``tests/unit/test_extending_copy.py`` therefore adds those of the page to a copy of rayhive.
 """
 
 from __future__ import annotations

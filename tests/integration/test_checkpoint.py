@@ -118,7 +118,9 @@ def _close(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-7), name
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["plain", "delayed", pytest.param("offload", marks=pytest.mark.slow)]
+)
 def test_training_goes_on_from_a_checkpoint(way: str, tmp_path: Path) -> None:
     saved = call(save, way=way, folder=str(tmp_path)).result()
     assert saved["third"]["round"] == saved["third"]["schedule"] == 3

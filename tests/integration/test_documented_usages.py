@@ -120,6 +120,8 @@ USAGES = {
         reused_buffers,
     )
 }
+#: Usages whose tests are not slow.
+NOT_SLOW = ("plain", "powersgd")
 #: Relative difference of the weights at the end that the codec of the state explains.
 TOLERANCE = {"size_adaptive": 0.05}
 
@@ -156,7 +158,13 @@ def run_peer(usage: str, peer: int, folder: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("usage", USAGES)
+@pytest.mark.parametrize(
+    "usage",
+    [
+        usage if usage in NOT_SLOW else pytest.param(usage, marks=pytest.mark.slow)
+        for usage in USAGES
+    ],
+)
 def test_two_peers_train_together(usage: str, tmp_path: Path) -> None:
     first = call(run_peer, usage=usage, peer=0, folder=str(tmp_path))
     second = call(run_peer, env=first.invitation(), usage=usage, peer=1, folder=str(tmp_path))

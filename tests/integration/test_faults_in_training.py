@@ -159,7 +159,10 @@ def test_a_clock_that_is_wrong_costs_a_round_at_most(socket_path: str, tmp_path:
         assert {outcomes[r] for r in outcomes if r not in (3, 5)} == {"averaged"}, line.story()
 
 
-@pytest.mark.parametrize("corrupt", [(0,), (0, 1)], ids=["one", "all"])
+@pytest.mark.parametrize(
+    "corrupt",
+    [pytest.param((0,), marks=pytest.mark.slow, id="one"), pytest.param((0, 1), id="all")],
+)
 def test_a_joiner_takes_no_corrupt_state_and_says_whose_it_was(
     socket_path: str, tmp_path: Path, corrupt: tuple[int, ...]
 ) -> None:

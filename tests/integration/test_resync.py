@@ -110,7 +110,7 @@ def distance(peers: list[dict[str, Any]], round_: int) -> float:
     return max(max(abs(a - b) for a, b in zip(first, other, strict=True)) for other in others)
 
 
-@pytest.mark.parametrize("delay", ["none", "gradients"])
+@pytest.mark.parametrize("delay", [pytest.param("none", marks=pytest.mark.slow), "gradients"])
 def test_replicas_agree_again_one_round_after_they_parted(tmp_path: Path, delay: str) -> None:
     peers = run(tmp_path, delay)
     for number, drop in DROPS.items():

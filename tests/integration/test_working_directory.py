@@ -35,6 +35,7 @@ class Prepared(Digits):
 
 
 @pytest.mark.swarm
+@pytest.mark.slow
 def test_relative_paths_mean_the_same_on_every_peer(tmp_path: Path) -> None:
     (tmp_path / "prepared_digits.py").write_text(WORKLOAD)
     (tmp_path / "data").mkdir()

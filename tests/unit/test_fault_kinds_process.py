@@ -249,6 +249,7 @@ def test_a_joiner_that_dies_at_once_is_no_proof(tmp_path: Path) -> None:
             await join.inject(swarm, ["peer-3"])
             swarm.expect_loss("peer-3")
             await swarm.signal("peer-3", signal.SIGKILL)
+            swarm.incarnations["peer-3"].process.wait(10)
             assert not (await join.verify(swarm, ["peer-3"])).ok
 
     play(scene())

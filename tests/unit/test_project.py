@@ -280,3 +280,34 @@ def test_check_of_survivors_finds_stale_files(
                 f"file {name}/hivemind-stale.sock",
                 f"file {tmp_path}/torch_999999999_1_0",
             }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_session_that_leaves_a_process_behind_fails(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "test_leak.py").write_text(
+        "import subprocess, sys\n"
+        "def test_leak():\n"
+        "    code = 'import time; print(flush=True); time.sleep(60)'\n"
+        "    command = [sys.executable, '-c', code]\n"
+        "    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)\n"
+        "    child.stdout.readline()\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "from tests import leaks\n"
+        "from tests.conftest import pytest_configure\n"
+        "leaks.PATIENCE_S = 0.1\n"
+    )
+    options = ["-c", os.devnull, "--rootdir", tmp_path, "-p", "no:cacheprovider", f"-n{workers}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, tmp_path],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    pids = re.findall(r"^process (\d+): .*time.sleep", done.stdout, re.MULTILINE)
+    assert len(pids) == 1 and done.returncode == pytest.ExitCode.TESTS_FAILED
+    _, alive = psutil.wait_procs([p for p in psutil.process_iter() if p.pid == int(pids[0])], 10)
+    assert alive == []
