@@ -28,6 +28,7 @@ from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.matchmaking import LiveMatchmaking, round_of
 from rayhive.averaging.member_data import MemberData
+from rayhive.averaging.member_news import MemberNews
 from rayhive.averaging.outlier_filter import OutlierFilter
 from rayhive.averaging.parts import as_protobuf
 from rayhive.averaging.payload_policy import DensePayload, PayloadPolicy
@@ -62,24 +63,21 @@ class MeasuredAverager(DecentralizedAverager):
 
     It comes last among the bases of an averager, behind hivemind's own class.
     ``StepControl.result()`` is a :class:`RoundResult`. :func:`hivemind_timeouts` sets the timeouts.
+    ``outlier_filter``, ``aggregation`` and ``differences`` are the same for all peers of a swarm.
 
     Args:
         start: Start the averager's process at once.
         payload: Makes the payload policy; None averages the tensors themselves.
-        outlier_filter: Rule of the outlier filter, equal for all peers of a swarm; see
-            :func:`rayhive.averaging.outlier_filter.judge`.
+        outlier_filter: Rule of the outlier filter, see :mod:`rayhive.averaging.outlier_filter`.
         sketches: Whether the direction of the tensors is meaningful.
-        aggregation: Aggregation rule of reducers; equal for all peers of a swarm.
-        differences: Whether reducers answer with differences, see :class:`MeasuredAllReduce`; equal
-            for all peers of a swarm.
+        aggregation: Aggregation rule of reducers.
+        differences: Whether reducers answer with differences, see :class:`MeasuredAllReduce`.
         weighting: Weight of this peer in a round.
         trusted_network: Whether links to other peers may do without encryption.
-        trainer_tensors: Returns tensors of the trainer that this averager never reads in its own
-            process, which gives back their memory.
+        trainer_tensors: Returns tensors that only the trainer's process reads, to save memory.
         min_matchmaking_time: Longest wait for a group [s].
         allreduce_timeout: Longest time of a round in which no part arrives or leaves [s].
-        kwargs: As hivemind's. ``target_group_size`` is the size of a complete group as long as the
-            members are not known, see :meth:`set_members`.
+        kwargs: As hivemind's. ``target_group_size`` counts until :meth:`set_members` is called.
 
     Attributes:
         payload: The payload policy.
@@ -131,6 +129,7 @@ class MeasuredAverager(DecentralizedAverager):
         name = self._get_handle_name(self.prefix, "link")
         self._links = PeerLinks(name, not self.client_mode, trusted_network, self.signs)
         self._outer_pipe: Any = LockedPipe(self._outer_pipe)
+        self._news = MemberNews(self._outer_pipe)
         self._requests = StepRequests(self._outer_pipe, self.signs.newest)
         self._signal_step = self._requests.signal
         self.payload = DensePayload() if payload is None else payload(self._averaged_tensors)
@@ -152,7 +151,7 @@ class MeasuredAverager(DecentralizedAverager):
         return name if namespace is None else f"{namespace}::{name}"
 
     def set_members(self, members: Sequence[Member], lost: frozenset[bytes] = frozenset()) -> None:
-        """Set the peers that take part in the run.
+        """Set the peers that take part in the run, see :class:`MemberNews`.
 
         It may be called from any thread, also during a search for a group. It has no effect when
         the averager's process is not alive.
@@ -164,7 +163,7 @@ class MeasuredAverager(DecentralizedAverager):
         """
         with contextlib.suppress(OSError, ValueError, AssertionError):
             if self.pid is not None and self.is_alive():
-                self._outer_pipe.send(("_set_members", [tuple(members), lost], {}))
+                self._news.set(tuple(members), lost)
 
     def step(
         self,
@@ -186,7 +185,8 @@ class MeasuredAverager(DecentralizedAverager):
             raise ValueError("a step that requires a trigger cannot be waited for here")
         now, dumps = get_dht_time(), self.serializer.dumps
         window = self.matchmaking_kwargs["min_matchmaking_time"]
-        control = self._requests.request(
+        control = self._news.begin(
+            self._requests.request,
             scheduled_time=now + window if scheduled_time is None else scheduled_time,
             deadline=float("inf") if timeout is None else now + timeout,
             allow_retries=allow_retries,

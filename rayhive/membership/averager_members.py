@@ -24,20 +24,14 @@ class AveragerMembers:
         self._on_members, self._lock = on_members, threading.Lock()
         self._passed_on: dict[str, Members] = {}
 
-    def pass_on(self, members: Callable[[], dict[str, Members]], progress: bool = True) -> None:
+    def pass_on(self, members: Callable[[], dict[str, Members]]) -> None:
         """Pass on the present members.
 
         Args:
             members: Returns them. It is called under a lock, so that the newest come last.
-            progress: Also when the same peers take part as before.
         """
         with self._lock:
             for kind, present in members().items():
-                known = self._passed_on.get(kind)
-                if present != known and (progress or _ids(present) != _ids(known)):
+                if present != self._passed_on.get(kind):
                     self._passed_on[kind] = present
                     self._on_members(kind, *present)
-
-
-def _ids(members: Members | None) -> set[bytes]:
-    return set() if members is None else {member.peer_id for member in members[0]}
