@@ -54,6 +54,7 @@ class Heartbeat:
         hurry: A round that it asks the other peers to begin at once.
         entered: The last round that it has begun to average; before that it computes.
         away: Whether it is only on a break: it validates, saves or loads data.
+        untrained: Whether it joined a run whose state it has not got yet.
         spread: Version of its last announcement for all peers; what changed since goes out with
             the heartbeats to its neighbours.
         unreachable: Ids of lost peers among those that it watches.
@@ -76,6 +77,7 @@ class Heartbeat:
     hurry: int = 0
     entered: int = 0
     away: bool = False
+    untrained: bool = False
     spread: int = 0
     unreachable: tuple[bytes, ...] = ()
     stalled: tuple[bytes, ...] = ()

@@ -173,9 +173,9 @@ class LiveProgressTracker:
             self._averagers.pass_on(self._members)
 
     def pass_on_peers(self) -> None:
-        """Let the averagers know which peers take part, before a step: the thread may be late."""
+        """Let the averagers know the peers before a step: the thread may be late."""
         if self._averagers is not None:
-            self._averagers.pass_on(self._members, progress=False)
+            self._averagers.pass_on(self._members)
 
     def _members(self) -> dict[str, Members]:
         with self._lock:
@@ -238,6 +238,10 @@ class LiveProgressTracker:
         with self._lock:
             if takes_part != self.takes_part or self.view.own.away:
                 self._announce(takes_part=takes_part, away=False)
+
+    def set_untrained(self, untrained: bool) -> None:
+        """Announce whether this peer lacks the state of the run that it joined."""
+        self._announce(untrained=untrained)
 
     def end_batch(self) -> None:
         """Note the end of a batch. If no batch begins soon, this peer steps out of the rounds.

@@ -177,6 +177,39 @@ class ProgressView:
                 if (p.since, p.peer_id) < (own.since, own.peer_id)
             )
 
+    @property
+    def newest_known(self) -> int:
+        """The last round that another peer has finished, as far as known; it may be dead now."""
+        with self.view.lock:
+            return max((p.round for p in self.view.known()), default=0)
+
+    def trained_peers(self) -> frozenset[bytes]:
+        """Return the ids of the other live peers that have the state of a round of the run."""
+        own = self.view.own.peer_id
+        with self.view.lock:
+            trained = (p for p in self.view.alive() if p.round > 0 and not p.untrained)
+            return frozenset(p.peer_id for p in trained if p.peer_id != own)
+
+    def wait_for_trained_peer(self, timeout: float, check: Callable[[], None]) -> bool:
+        """Wait until another live peer has the state of a round of the run.
+
+        Args:
+            timeout: Longest wait [s].
+            check: Called about every 0.1 s; an error that it raises ends the wait.
+
+        Returns:
+            Whether one has.
+        """
+        deadline = time.monotonic() + timeout
+        with self.view.lock:
+            while not (found := bool(self.trained_peers())):
+                left = deadline - time.monotonic()
+                if left <= 0 or self.ended.is_set():
+                    break
+                self.view.lock.wait(min(left, ROUND_CHECK_S))
+                check()
+            return found
+
     def take_reunion(self) -> Reunion | None:
         """Return the lost peers that came back since the last call; None if there are none."""
         with self.view.lock:

@@ -127,6 +127,8 @@ class ParameterRounds:
             else:
                 self.peer.consistency.note_averaged(round_)
                 group = {peer.to_bytes() for peer in control.result()}
+                if self.peer.untrained and group & self.peer.tracker.swarm.trained_peers():
+                    self.peer.set_untrained(False)
                 self.peer.partitions.note_averaged(group, self.peer.tracker.swarm.any_alive)
             self.peer.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
         finally:

@@ -12,6 +12,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
 from rayhive.averaging.averager import MeasuredAverager
+from rayhive.averaging.factory import takes_over_state
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.events import AveragingReason, Event, Rejected
 from rayhive.membership.progress_tracker import LiveProgressTracker
@@ -221,6 +222,19 @@ class PeerState:
     def quorum(self) -> bool:
         """Whether rounds may begin without a peer that computes."""
         return self.tracker.quorum
+
+    @property
+    def untrained(self) -> bool:
+        """Whether this peer joined a run whose state it has not got yet."""
+        return self.tracker.view.own.untrained
+
+    def set_untrained(self, untrained: bool) -> None:
+        """Announce whether this peer is untrained; if it is, no other peer loads its state."""
+        for averager in (self.state_averager, self.grad_averager):
+            if averager is None or averager.client_mode or not takes_over_state(type(averager)):
+                continue
+            averager.allow_state_sharing = not untrained
+        self.tracker.set_untrained(untrained)
 
     @property
     def pairs(self) -> bool:

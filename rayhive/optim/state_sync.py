@@ -10,6 +10,7 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.utils import get_logger
 
 from rayhive.averaging.factory import takes_over_state
+from rayhive.errors import PeerError
 from rayhive.events import Rejected, Reunited, StateLoaded, SteppedIn
 from rayhive.optim.peer_state import PeerState
 
@@ -23,6 +24,10 @@ class StateSync:
     gradients that it has accumulated stay, and enter the round in which it is back. The same holds
     for a peer without which a quorum began rounds (:class:`rayhive.averaging.quorum.Quorum`): it
     downloads the state after its batch, and waits for the next round.
+
+    A peer that joins a run is untrained until it has the state of the run, by a download or by an
+    averaging of parameters with a peer that has it. It shares its state with nobody until then, and
+    fails when no peer that has the state is left: it would begin the run anew.
 
     Args:
         peer: The peer.
@@ -55,7 +60,7 @@ class StateSync:
         A peer that is one round behind can still take part in the round that the other peers have
         begun. hivemind may make it drop its samples and download the state while they wait for it.
         """
-        if self._peer.consistency.take_divergence():
+        if self._peer.consistency.take_divergence() or self._has_nothing_to_go_on_from():
             return True
         behind = self._round < self._peer.tracker.global_epoch - 1
         self.note_reunion()  # afterwards: a lost peer may have come back just now
@@ -68,6 +73,13 @@ class StateSync:
             self._jump_to_newest(self._round, self._peer.consistency.keeps_gradients)
             return False
         return behind
+
+    def _has_nothing_to_go_on_from(self) -> bool:
+        """Return whether this peer has to get the state of the run before anything else."""
+        swarm, untrained = self._peer.tracker.swarm, self._peer.untrained
+        if not untrained and (self._round > 0 or swarm.newest_known <= 1):
+            return False
+        return self._peer.pairs or not swarm.trained_peers()
 
     def note_batch(self) -> None:
         """Note the begin of a batch, whose gradients are of the present parameters.
@@ -188,29 +200,32 @@ class StateSync:
 
     # -- downloads ---------------------------------------------------------------------------------
 
-    def download(self, *, keep_gradients: bool = False, **options: Any) -> None:
+    def download(self, *, keep_gradients: bool = False, shared: int = 0, **options: Any) -> None:
         """Download the newest state of the swarm; keep the present one if no peer can send it.
 
         hivemind retries for ever on errors.
 
         Args:
             keep_gradients: Keep the accumulated gradients for the next round.
+            shared: The newest round whose state a peer is known to have shared.
             options: Options of hivemind's ``load_state_from_peers``.
+
+        Raises:
+            PeerError: The peer is untrained, and no peer that has the state of the run is left.
         """
         self._peer.tracker.take_part(False)  # no round has to wait for this peer
         self._peer.state_averager.step(wait_for_delayed_updates=True)
         began, round_before = time.perf_counter(), self._round
-        received, downloaded = self._downloaded_bytes(), False
+        received = self._downloaded_bytes()
         options.setdefault("timeout", self._load_state_timeout)
+        newest = max(shared, self._peer.tracker.swarm.newest_known)
+        if round_before == 0 < newest:
+            self._peer.set_untrained(True)
         with self._peer.tracker.pause_updates():
-            for _ in range(self._attempts):
-                try:
-                    self._download_once(**options)
-                    downloaded = True
-                    break
-                except Exception as error:
-                    self._peer.watchdog.check()
-                    logger.warning(f"could not load the state from a peer: {error!r}")
+            downloaded = self._try_to_download(options)
+            while self._peer.untrained and not self._peer.tracker.swarm.trained_peers():
+                self._await_trained_peer(newest)
+                downloaded = self._try_to_download(options)
             loaded = self._round
             self._peer.consistency.settling = True
             self._peer.partitions.reset()
@@ -228,6 +243,30 @@ class StateSync:
                 kept=kept,
             )
         )
+
+    def _try_to_download(self, options: dict[str, Any]) -> bool:
+        """Return whether one of several attempts ended without an error."""
+        if self._peer.untrained:
+            self._peer.state_averager.local_epoch = 0  # that of its state: any other is newer
+        for _ in range(self._attempts):
+            try:
+                self._download_once(**options)
+            except Exception as error:
+                self._peer.watchdog.check()
+                logger.warning(f"could not load the state from a peer: {error!r}")
+                continue
+            if self._peer.untrained and self._round > 0:
+                self._peer.set_untrained(False)
+            return True
+        return False
+
+    def _await_trained_peer(self, newest: int) -> None:
+        seconds, check = self._peer.averaging_timeout, self._peer.watchdog.check
+        if not self._peer.tracker.swarm.wait_for_trained_peer(seconds, check):
+            raise PeerError(
+                f"the state of the run is lost: this peer joined it after round {newest}, and no "
+                f"peer that has the state could be reached for {seconds:g} s"
+            )
 
     def _download_once(self, **options: Any) -> None:
         self._peer.state_averager.load_state_from_peers(**options)

@@ -301,9 +301,9 @@ class Session:
         own = self.optimizer.local_epoch
         if best is not None and (best > own or (best == own and take_equal)):
             log.info(f"downloading the state of a peer in round {best}")
-            self.optimizer.load_state_from_peers()
+            self.optimizer.load_state_from_peers(shared=best)
             self.optimizer.tracker.take_part(False)  # until the first batch
-        self._share_state(True)
+        self._share_state(not self.optimizer.tracker.view.own.untrained)
 
     def settle(self) -> None:
         """Wait for background work, and apply its results to the module."""

@@ -88,6 +88,16 @@ def test_a_late_peer_joins_without_a_failure(cluster: Cluster, tmp_path: Path) -
     assert len(of(events, "peer_finished")) == 4
 
 
+def test_a_replicate_fails_if_all_die_while_a_peer_joins(cluster: Cluster, tmp_path: Path) -> None:
+    """The peer that joins knows no other one then, and would begin the run anew."""
+    everyone = [f"peer-{number}" for number in range(3)]
+    faults = fault("join", "peer-3"), fault("kill", *everyone, round=6)
+    outcome, events = run(cluster, tmp_path, *faults, peers={"3": {"startup_s": 30.0}})
+    assert outcome.state == "failed", outcome
+    newest = max(event["round"] for event in of(events, "round"))
+    assert outcome.stop_reason == f"no peer is left that has the state of round {newest}"
+
+
 def test_a_stopped_peer_goes_on_at_the_latest_when_the_swarm_ends(
     cluster: Cluster, tmp_path: Path
 ) -> None:

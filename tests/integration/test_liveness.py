@@ -77,9 +77,16 @@ def of_peer(line: PeerLine, name: str) -> psutil.Process:
     assert dht is not None
     if name == "DHT":
         return dht
-    forks = [p for p in tree if p.ppid() == line.pid and p.name() == dht.name() and p != dht]
-    averagers = [p for p in forks if "resource_tracker" not in " ".join(p.cmdline())]
-    return max(averagers, key=lambda process: process.create_time())
+    return max(averagers(line), key=lambda process: process.create_time())
+
+
+def averagers(line: PeerLine) -> list[psutil.Process]:
+    """Return the processes of a peer's averagers."""
+    tree = psutil.Process(line.pid).children(recursive=True)
+    daemon = next(process for process in tree if "p2pd" in process.name())
+    dht = daemon.parent()
+    forks = [p for p in tree if p.ppid() == line.pid and p != dht and "p2pd" not in p.name()]
+    return [p for p in forks if "resource_tracker" not in " ".join(p.cmdline())]
 
 
 @pytest.mark.parametrize("delay", [pytest.param("none", marks=pytest.mark.slow), "gradients"])

@@ -25,6 +25,7 @@ class Averager:
     """State averager whose steps take no time."""
 
     client_mode = averaging_in_progress = False
+    allow_state_sharing = True
     refused_states: tuple[Any, ...] = ()
 
     def __init__(self) -> None:

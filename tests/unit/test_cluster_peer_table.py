@@ -105,3 +105,48 @@ def test_a_peer_that_goes_home_is_no_trouble() -> None:
     book.left("peer-0")
     assert book.trouble() is None
     assert book.peers["peer-0"].state == "gone"
+
+
+def late_peer(**options: Any) -> PeerTable:
+    """Return a table of two peers in round 6, which are killed, and of one that came later."""
+    book = PeerTable(["peer-0", "peer-1"], **options)
+    book.add("peer-0.1")
+    for index, name in enumerate(book.peers):
+        book.spawned(name, 100 + index, "host")
+    for name in ("peer-0", "peer-1"):
+        say(book, name, "round", round=6, samples=30, loss=0.5, clock_s=1.0, outcome="averaged")
+        book.peers[name].loss_expected = True
+    return book
+
+
+LOADED = {"round_before": 0, "round": 6, "seconds": 0.1, "received_bytes": 9, "kept": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "trained"),
+    [
+        ("peer_ready", {}, False),
+        ("state_loaded", {**LOADED, "round_of_state": 0}, False),
+        ("state_loaded", {**LOADED, "round_of_state": 6}, True),
+        ("round", {"round": 7, "samples": 0, "clock_s": 1.0, "outcome": "alone"}, False),
+        ("round", {"round": 7, "samples": 9, "clock_s": 1.0, "outcome": "averaged"}, True),
+    ],
+)
+def test_a_replicate_fails_when_no_peer_with_the_trained_state_is_left(
+    kind: str, fields: dict[str, Any], trained: bool
+) -> None:
+    book = late_peer()
+    say(book, "peer-0.1", kind, **fields)
+    book.lost("peer-0", "killed")
+    assert book.trouble() is None
+    book.lost("peer-1", "killed")
+    newest = max(6, fields.get("round", 0) if kind == "round" else 0)
+    lost = f"no peer is left that has the state of round {newest}"
+    assert book.trouble() == (None if trained else lost)
+
+
+def test_a_peer_that_goes_on_from_a_checkpoint_has_the_state() -> None:
+    book = late_peer(checkpoints=True)
+    for name in ("peer-0", "peer-1"):
+        book.lost(name, "killed")
+    assert book.trouble() is None

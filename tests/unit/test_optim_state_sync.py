@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from rayhive.averaging.round_result import PhaseRecord, RoundResult
+from rayhive.errors import PeerError
 from rayhive.membership.progress_tracker import BREAK_S
 from rayhive.membership.view import Reunion
-from tests.unit.averaging_fakes import OTHER
+from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.clock_fakes import Clock
 from tests.unit.optim_fakes import ROUND, Peer
 
 NEXT = ROUND + 1
+COMPLETE = PhaseRecord(name="dense", seconds=0.1, sent_bytes=8, received_bytes=8, fraction=1.0)
 
 
 def lose(peer: Peer) -> None:
@@ -204,3 +208,86 @@ def test_a_late_peer_downloads_once_where_rounds_are_shorter_than_a_download() -
     assert peer.state_averager.downloads == 1
     assert peer.state.averaging_reason == "joined" and peer.consistency.gradients_count
     assert peer.grad_averager.local_samples_accumulated == 32
+
+
+def joiner(newest: int, loads: int) -> Peer:
+    """Return a peer that has not trained yet, in a swarm that has.
+
+    Args:
+        newest: The round of the other peer.
+        loads: The round of the state that it gets; 0 if it gets none.
+    """
+    peer = Peer()
+    peer.state_averager.local_epoch = 0
+    peer.state_averager.newest = loads
+    peer.tracker.jump_to(0)
+    peer.hear(round=newest, averaged=newest)
+    return peer
+
+
+def test_a_joiner_that_loads_the_state_shares_it() -> None:
+    peer = joiner(newest=5, loads=5)
+    assert peer.sync.needs_download()
+    peer.sync.download()
+    assert not peer.state.untrained and peer.state_averager.allow_state_sharing
+    assert not peer.sync.needs_download()
+
+
+def test_a_joiner_without_the_state_gets_it_in_an_averaging_with_a_trained_peer() -> None:
+    peer = joiner(newest=5, loads=0)
+    peer.sync.download()
+    assert peer.state.untrained and peer.state_averager.local_epoch == 5
+    assert not peer.state_averager.allow_state_sharing
+    assert not peer.sync.needs_download(), "the other peer may not be able to share its state"
+    for trained in (False, True):
+        peer.hear(round=5, averaged=5, untrained=not trained)
+        peer.state_averager.control = control = Future[Any]()
+        assert peer.parameter_rounds.begin(6) is control
+        control.set_result(RoundResult({PEER: None, OTHER: None}, phases=(COMPLETE,)))
+        assert peer.state.untrained is not trained
+    assert peer.state_averager.allow_state_sharing
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_joiner_fails_when_no_peer_with_the_state_of_the_run_is_left(moment: str) -> None:
+    """Before it began the download, or after it could not get the state from a live peer."""
+    peer = joiner(newest=5, loads=0)
+    if moment == "after":
+        peer.sync.download()
+        peer.accumulate()
+    peer.tracker.view.give_up(OTHER.to_bytes())
+    assert peer.sync.needs_download()
+    with pytest.raises(PeerError, match=r"the state of the run is lost.* after round 5"):
+        peer.sync.download()
+    assert not peer.state_averager.allow_state_sharing
+    round_ = peer.gradient_rounds.open(6, accumulating_s=0.0, background_s=0.0)
+    assert round_.samples == 0, "gradients of a peer without the state do not count"
+
+
+def test_a_joiner_waits_for_a_peer_with_the_state_that_is_out_of_reach() -> None:
+    peer = joiner(newest=5, loads=5)
+    peer.tracker.view.give_up(OTHER.to_bytes())
+    peer.state_averager.newest = 0
+
+    def back() -> None:
+        peer.state_averager.newest = 7
+        peer.hear(round=7, averaged=7)
+        peer.tracker.view.receive(peer.tracker.view.known()[0])
+
+    peer.state.watchdog.check = back  # type: ignore[method-assign]
+    peer.sync.download()
+    assert not peer.state.untrained and peer.state_averager.local_epoch == 7
+
+
+def test_a_peer_that_began_with_the_others_goes_on_alone() -> None:
+    peer = joiner(newest=1, loads=0)
+    peer.tracker.view.give_up(OTHER.to_bytes())
+    assert not peer.sync.needs_download(), "it has the parameters with which the run began"
+
+
+def test_a_joiner_loads_the_state_that_a_peer_shared_although_it_does_not_know_the_peer() -> None:
+    peer = Peer(live_peers=1)
+    peer.state_averager.local_epoch = peer.state_averager.newest = 0
+    peer.tracker.jump_to(0)
+    with pytest.raises(PeerError, match="after round 4"):
+        peer.sync.download(shared=4)

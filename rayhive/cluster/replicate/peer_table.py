@@ -107,6 +107,8 @@ class PeerRecord:
         loss_expected: Whether a fault asked for its end.
         actor_lost: Whether its actor is gone, and possibly its node.
         late: Whether it started later than the first peers.
+        trained: Whether it has the state of the run: it started with the others, loaded the state,
+            or was in a group with other peers.
         heard: Time of its last event [s, Unix time].
     """
 
@@ -126,6 +128,7 @@ class PeerRecord:
     loss_expected: bool = False
     actor_lost: bool = False
     late: bool = False
+    trained: bool = True
     heard: float = field(default_factory=time.time)
 
     @property
@@ -160,10 +163,15 @@ class PeerRecord:
             case events.Round():
                 self.state, self.round = "training", event.round
                 self.samples += event.samples
+                self.trained |= event.outcome in events.GROUPED
                 if event.clock_s:
                     self.samples_per_s = self.samples / event.clock_s
                 if event.loss is not None:
                     self.loss = event.loss
+            case events.StateLoaded():
+                self.trained |= bool(event.round_of_state)
+            case events.StateRound():
+                self.trained |= event.outcome in events.GROUPED
             case events.PeerFinished():
                 self.state, self.finish_reason = "finished", event.reason
                 self.round, self.samples = event.round, event.samples
@@ -176,19 +184,23 @@ class PeerTable:
 
     Args:
         names: Names of the peers that start together; the first is the bootstrap peer.
+        checkpoints: Whether a peer that starts later goes on from a checkpoint, and not from the
+            state of another peer.
     """
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], checkpoints: bool = False) -> None:
         self.peers = {name: PeerRecord(name) for name in names}
+        self._checkpoints = checkpoints
 
     @classmethod
     def of(cls, spec: ReplicateSpec) -> PeerTable:
         """Return the table of the peers of a replicate that start together."""
-        return cls([spec.peer_spec(number).name for number in range(spec.swarm.peers)])
+        names = [spec.peer_spec(number).name for number in range(spec.swarm.peers)]
+        return cls(names, checkpoints=spec.baseline == "elastic")
 
     def add(self, name: str) -> None:
         """Add an incarnation that starts later."""
-        self.peers[name] = PeerRecord(name, late=True)
+        self.peers[name] = PeerRecord(name, late=True, trained=self._checkpoints)
 
     def status(
         self, spec: ReplicateSpec, phase: str, seconds: float, outcome: Outcome | None
@@ -248,8 +260,13 @@ class PeerTable:
         for peer in self.peers.values():
             if peer.state in ("failed", "lost") and not peer.loss_expected:
                 return f"{peer.name}: {peer.error}"
-        if all(peer.exited for peer in self.peers.values()) and self.first_finish() is None:
+        if self.first_finish() is not None:
+            return None
+        if all(peer.exited for peer in self.peers.values()):
             return "no peer is left"
+        newest = max(peer.round for peer in self.peers.values())
+        if newest and not any(peer.trained and not peer.exited for peer in self.peers.values()):
+            return f"no peer is left that has the state of round {newest}"
         return None
 
     def all_ready(self) -> bool:

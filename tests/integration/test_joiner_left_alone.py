@@ -1,0 +1,96 @@
+"""A peer joins a run, and all others die: the trained state goes on with it, or the run says no."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.spec.replicate import PeerSpec
+from tests.integration.forkserver_harness import (
+    PeerLine,
+    digits_peer,
+    finish_swarm,
+    kill_groups,
+    start_swarm,
+)
+from tests.integration.test_liveness import averagers, listen, rounds
+
+pytestmark = [pytest.mark.swarm]
+
+#: Rounds of the others before the new peer begins.
+TRAINED = 20
+
+
+def spec(run_id: str, peer: int, peers: int, **configuration: Any) -> PeerSpec:
+    swarm = {"target_batch_size": 128, "batch_size": 32, "averaging_timeout": 6.0}
+    swarm |= {"matchmaking_time": 3.0}
+    return digits_peer(
+        run_id, peer, peers, swarm=swarm, configuration=configuration, evaluate_every=10**6
+    )
+
+
+def join(socket_path: str, folder: Path, configuration: dict[str, Any]) -> list[PeerLine]:
+    """Return a new peer that is ready to train, and two peers that have trained for a while."""
+    run_id = "alone-" + "-".join(map(str, configuration.values()))
+    specs = [spec(run_id, peer, 2, **configuration) for peer in range(2)]
+    others = start_swarm(socket_path, specs, folder)
+    listen(others, lambda: all(len(rounds(line)) >= TRAINED for line in others))
+    joiner = PeerLine(socket_path, spec(run_id, 2, 1, **configuration), folder / "joiner.log")
+    joiner.command("start", initial_peers=others[0].of("dht_ready")[0]["addresses"])
+    listen([joiner, *others], lambda: bool(joiner.of("peer_ready")))
+    return [joiner, *others]
+
+
+def kill(others: list[PeerLine]) -> None:
+    kill_groups(*(line.pid for line in others))
+    for line in others:
+        while not line.of("exited"):
+            line.read(10.0, "exited")
+        line.connection.close()
+
+
+def test_a_peer_without_the_state_does_not_begin_the_run_anew(
+    socket_path: str, tmp_path: Path
+) -> None:
+    joiner, *others = join(socket_path, tmp_path, {})
+    for process in (each for line in others for each in averagers(line)):
+        process.suspend()  # they do not answer, so the joiner asks another peer
+    joiner.command("train")
+    deadline = time.monotonic() + 30.0
+    while "could not download the state" not in joiner.log.read_text():
+        assert time.monotonic() < deadline, joiner.story()
+        time.sleep(0.05)
+    kill(others)
+    listen([joiner], lambda: bool(joiner.of("exited")))
+    (failed,) = joiner.of("peer_failed")
+    assert "the state of the run is lost" in failed["error"], failed
+    assert not [event for event in joiner.of("round") if event["samples"]]
+    assert joiner.of("exited")[0]["exit_code"] != 0
+    joiner.connection.close()
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        pytest.param({}, id="rounds"),
+        pytest.param({"local_steps": 4}, id="local_steps", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("moment", ["state_loaded", pytest.param("round", marks=pytest.mark.slow)])
+def test_a_peer_with_the_state_goes_on_from_it(
+    socket_path: str, tmp_path: Path, moment: str, configuration: dict[str, Any]
+) -> None:
+    joiner, *others = join(socket_path, tmp_path, configuration)
+    joiner.command("train")
+    listen([joiner, *others], lambda: bool(joiner.of(moment)))
+    kill(others)
+    listen([joiner], lambda: len(rounds(joiner, outcome="alone")) >= 3)
+    joiner.command("stop", reason="enough")
+    finish_swarm([joiner])
+    joiner.connection.close()
+    first, trained = others[0].of("weights")[0], others[0].of("weights")[-1]
+    after = next(event for event in joiner.of("weights") if event["round"] >= trained["round"])
+    assert after.distance(trained) < 0.2 * after.distance(first)
