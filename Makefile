@@ -1,12 +1,14 @@
 # Everything a developer or a continuous build does. `make help` lists the verbs.
 PYTHON ?= python3
 COVERAGE_MIN ?= 85
-WORKERS ?= 2
+WORKERS ?= 3
 ARGS ?=
 
 BIN := .venv/bin
-# Relative on purpose: pip reads the file for the build of rayhive itself, too.
-PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+comma := ,
+# Relative on purpose: pip reads the file for the build of rayhive itself, too. Python compiles a module
+# when it is first imported, and most of the modules never are.
+PIP := PIP_NO_COMPILE=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -16,7 +18,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
-	@echo 'Variables: PYTHON=python3.12  WORKERS=2  ARGS="options for the sweep, pytest or the benchmarks"'
+	@echo 'Variables: PYTHON=python3.12  WORKERS=3  ARGS="options for the sweep, pytest or the benchmarks"'
 
 sweep: .venv/.runtime ## run the quickstart study (or ARGS="FILE --set k=v") and print its table
 	$(BIN)/python experiments/sweep.py $(ARGS)
@@ -53,17 +55,23 @@ clean: ## remove what the tools leave behind; .venv and runs stay
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
+# The pip of an older Python takes a minute longer to resolve.
+define install
+	@$(PYTHON) -m venv .venv
+	@$(PIP) --upgrade 'pip>=26'
+	@$(PIP) -e '.[$(1)]'
+endef
+
 # A stamp stands for what is installed; a changed dependency or pin makes it out of date.
 .venv/.runtime: pyproject.toml constraints.txt
 	@echo 'rayhive: installing into .venv; a minute or two on a fresh machine ...'
-	@$(PYTHON) -m venv .venv
-	@$(PIP) -e '.[fast]'
+	$(call install,fast)
 	@touch $@
 
-.venv/.dev: .venv/.runtime
-	@echo 'rayhive: adding the tools of development to .venv ...'
-	@$(PIP) -e '.[fast,dev]'
-	@touch $@
+.venv/.dev: pyproject.toml constraints.txt
+	@echo 'rayhive: installing into .venv, with the tools of development; two or three minutes ...'
+	$(call install,fast$(comma)dev)
+	@touch .venv/.runtime $@
 
 .venv/.docs: .venv/.runtime
 	@echo 'rayhive: adding the tools of documentation to .venv ...'

@@ -106,7 +106,8 @@ def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "delay", ["none", pytest.param("state", marks=pytest.mark.slow), "none, offloaded"]
+    "delay",
+    ["none", *(pytest.param(d, marks=pytest.mark.slow) for d in ("state", "none, offloaded"))],
 )
 def test_parameters_that_are_not_finite_are_refused_and_replaced(delay: str) -> None:
     first = call(run_peer, peer=0, addresses=[], delay=delay)

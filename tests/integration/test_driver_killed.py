@@ -224,6 +224,7 @@ def test_a_driver_killed_during_a_start_goes_on(
     check_counted_once(folder)
 
 
+@pytest.mark.slow
 def test_a_supervisor_whose_driver_was_killed_can_be_stopped(head: Head, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     with driver(*sweep(head, folder, "given"), **head.environment) as first:

@@ -57,9 +57,8 @@ def test_a_failed_round_is_skipped_when_asked(delay: str) -> None:
     assert result["weights"] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("delay", "reuse"), [("none", True), pytest.param("gradients", False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("delay", "reuse"), [("none", True), ("gradients", False)])
+@pytest.mark.slow
 def test_a_peer_alone_applies_all_that_it_accumulated(delay: str, reuse: bool) -> None:
     result = run(delay=delay, reuse=reuse, company=False, on_failure="local")
     assert result["outcomes"] == ["alone", "alone"]
