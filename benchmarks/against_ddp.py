@@ -30,6 +30,7 @@ import numpy as np
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
+from benchmarks.both_sides import PARAMETERS, RANK, hooked, joined, make_module
 from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import Ratio, ratio
 from benchmarks.shaped_peers import Nodes, Seat, nodes, wire
@@ -37,14 +38,13 @@ from benchmarks.swarm import conditions
 
 #: Time limit under ``make bench`` [s].
 LIMIT_S = 7200
-BATCH, BATCHES, RANK, RUN = 32, 5, 4, "against-ddp"
+BATCH, BATCHES = 32, 5
 RATES_MBIT, RTTS_MS, PEERS = (10.0, 20.0, 100.0, 1000.0), (1.0, 80.0), (2, 4)
 COMPUTE_S = 0.1
-#: Rounds before the measurement; torch's PowerSGD averages dense gradients in the first ones.
-WARM_UP, DENSE = 3, 2
+#: Rounds before the measurement.
+WARM_UP = 3
 #: Planned time of a turn [s], and limits of its number of rounds.
 TURN_S, FEWEST, MOST = 8.0, 4, 30
-PARAMETERS = 64 * 768 + 768 + 768 * 896 + 896 + 896 * 10 + 10
 
 #: DDP's communication hook by the name of the variant.
 DDP = {"DDP fp32": None, "DDP fp16": "fp16", "DDP PowerSGD": "powersgd"}
@@ -143,22 +143,6 @@ class Stops:
         return {"seconds": seconds, "sent": sent, "incomplete": incomplete}
 
 
-def make_module(compute_s: float) -> Any:
-    """Return a module of 0.75 million parameters with a wait in its forward pass."""
-    import torch
-
-    class Waiting(torch.nn.Sequential):
-        def forward(self, data: torch.Tensor) -> torch.Tensor:
-            time.sleep(compute_s / BATCHES)
-            return super().forward(data)
-
-    torch.manual_seed(0)
-    return Waiting(
-        torch.nn.Linear(64, 768), torch.nn.ReLU(), torch.nn.Linear(768, 896), torch.nn.ReLU(),
-        torch.nn.Linear(896, 10),
-    )  # fmt: skip
-
-
 def make_batch(index: int) -> tuple[Any, Any]:
     import torch
 
@@ -168,35 +152,10 @@ def make_batch(index: int) -> tuple[Any, Any]:
 
 def run_ddp(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one rank; return its rounds."""
-    import os
-
     import torch
     import torch.distributed as dist
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "data0"
-    seat.found()
-    store = None
-    if seat.index == 0:
-        store = dist.TCPStore(seat.hosts[0], 29500, None, is_master=True, wait_for_workers=False)
-    seat.tell("ready")
-    store = store or dist.TCPStore(seat.hosts[0], 29500, None, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=seat.index, world_size=len(seat.hosts))
-    hook, options = settings["hook"], {}
-    if hook == "powersgd":
-        dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 30
-        options = {"bucket_cap_mb": 1000}
-    module = torch.nn.parallel.DistributedDataParallel(
-        make_module(settings["compute_s"]), **options
-    )
-    if hook == "fp16":
-        module.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=RANK, start_powerSGD_iter=DENSE
-        )
-        module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    module = hooked(seat, make_module(settings["compute_s"] / BATCHES), settings["hook"])
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
     data, labels = make_batch(seat.index)
     stops = Stops()
@@ -214,32 +173,10 @@ def run_ddp(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
 
 def run_rayhive(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer with the arguments of a study; return its rounds."""
-    import hivemind
     import torch
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningModule
 
-    from rayhive.peer.from_spec import strategy_arguments
-    from rayhive.spec import Configuration, SwarmConfig, WorkloadConfig
-    from rayhive.spec.replicate import PeerSpec
-    from rayhive.strategy.strategy import HivemindStrategy
-
-    torch.set_num_threads(1)
-    first = seat.found()
-    host = seat.hosts[seat.index]
-    dht = hivemind.DHT(
-        initial_peers=first, host_maddrs=[f"/ip4/{host}/tcp/0"], use_relay=False, start=True
-    )
-    seat.tell([str(address) for address in dht.get_visible_maddrs()])
-    peers = len(seat.hosts)
-    spec = PeerSpec(
-        run_id=RUN,
-        peer=seat.index,
-        peers=peers,
-        workload=WorkloadConfig(name="digits"),
-        swarm=SwarmConfig(peers=peers, target_batch_size=BATCH * BATCHES * peers),
-        configuration=Configuration(**settings["configuration"]),
-    )
-    stops, incomplete = Stops(), 0
+    stops, incomplete, peers = Stops(), 0, len(seat.hosts)
 
     def note(kind: str, fields: dict[str, Any]) -> None:
         nonlocal incomplete
@@ -253,7 +190,7 @@ def run_rayhive(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = make_module(settings["compute_s"])
+            self.inner = make_module(settings["compute_s"] / BATCHES)
 
         def training_step(self, batch: Any) -> Any:
             return torch.nn.functional.cross_entropy(self.inner(batch[0]), batch[1])
@@ -277,20 +214,8 @@ def run_rayhive(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             trainer.strategy.optimizer.settle()
 
-    trainer = Trainer(
-        strategy=HivemindStrategy(dht=dht, on_event=note, **strategy_arguments(spec, BATCH)),
-        accelerator="cpu",
-        devices=1,
-        max_epochs=-1,
-        callbacks=[Rounds()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
-    trainer.fit(Module(), Batches())
-    dht.shutdown()
+    samples, configuration = BATCH * BATCHES * peers, settings["configuration"]
+    joined(seat, configuration, samples, BATCH, Module(), Batches(), Rounds(), note)
     return stops.result(incomplete)
 
 
