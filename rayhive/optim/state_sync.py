@@ -105,9 +105,12 @@ class StateSync:
         return self._round > 0 or self._peer.tracker.swarm.older_peers() <= self._older
 
     def note_reunion(self) -> None:
-        """Note lost peers that are back, and the rounds that this peer committed without them."""
+        """Note lost peers that are back, and the rounds that this peer committed without them.
+
+        Before the first round all peers have the parameters with which the run began.
+        """
         reunion = self._peer.tracker.swarm.take_reunion()
-        if reunion is not None:
+        if reunion is not None and max(self._round, self._peer.tracker.swarm.newest_known) > 0:
             # parameters have to be averaged as soon as all peers are together
             self._peer.consistency.note_failure(self._round + 1)
             self._peer.partitions.note_reunion(reunion, self._round)

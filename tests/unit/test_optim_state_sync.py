@@ -291,3 +291,14 @@ def test_a_joiner_loads_the_state_that_a_peer_shared_although_it_does_not_know_t
     peer.tracker.jump_to(0)
     with pytest.raises(PeerError, match="after round 4"):
         peer.sync.download(shared=4)
+
+
+@pytest.mark.parametrize("newest", [0, 1])
+def test_a_peer_that_was_lost_before_the_first_round_costs_no_averaging(newest: int) -> None:
+    peer = joiner(newest=0, loads=0)
+    peer.tracker.view.give_up(OTHER.to_bytes())
+    peer.tracker.view.note_losses()
+    hear_of_return(peer, newest)
+    assert not peer.sync.needs_download()
+    assert peer.state.averaging_reason == (None if newest == 0 else "partition")
+    assert peer.partitions.rounds_apart == (None if newest == 0 else 0)
