@@ -116,6 +116,20 @@ class PartitionHistory:
         """Note the group of a round: the peer ids of its members, this peer among them."""
         self._groups.append(frozenset(members))
 
+    def was_none(self, reunion: Reunion, round_: int) -> bool:
+        """Return whether the lost peers were in the group of every round since their loss.
+
+        Group formation asks the peers themselves, so it may find one that is taken for lost.
+
+        Args:
+            reunion: The peers, and the round after which the first of them was lost.
+            round_: The round that this peer has finished.
+        """
+        since = round_ - reunion.since
+        groups = tuple(self._groups)  # a thread may append meanwhile
+        together = all(reunion.peers <= group for group in groups[-since:])
+        return 0 < since <= len(groups) and together
+
     def note_reunion(self, reunion: Reunion, round_: int) -> None:
         """Note that lost peers are back.
 

@@ -109,11 +109,14 @@ class StateSync:
 
         Before the first round all peers have the parameters with which the run began.
         """
-        reunion = self._peer.tracker.swarm.take_reunion()
-        if reunion is not None and max(self._round, self._peer.tracker.swarm.newest_known) > 0:
+        swarm, partitions = self._peer.tracker.swarm, self._peer.partitions
+        reunion = swarm.take_reunion()
+        if reunion is None or self._round == swarm.newest_known == 0:
+            return
+        if not partitions.was_none(reunion, self._round):
             # parameters have to be averaged as soon as all peers are together
             self._peer.consistency.note_failure(self._round + 1)
-            self._peer.partitions.note_reunion(reunion, self._round)
+            partitions.note_reunion(reunion, self._round)
 
     def gathered(self, next_round: int) -> list[Any]:
         """Return this peer's entry for a group that averages parameters.

@@ -172,3 +172,23 @@ def test_a_peer_that_skips_rounds_did_not_commit_them() -> None:
     assert tracker.local_progress.epoch == 50
     tracker.view.receive(Heartbeat(gone, 1.0, version=2, takes_part=True))
     assert tracker.swarm.take_reunion() == Reunion(46, frozenset({gone})), "four rounds were done"
+
+
+@pytest.mark.parametrize(
+    ("groups", "since", "none"),
+    [
+        (["abcd", "abcd"], 3, True),
+        (["ab", "abcd", "abcd"], 3, True),
+        (["abcd", "abc"], 3, False),
+        (["abc", "abcd"], 3, False),
+        (["abcd"], 5, False),  # it was away for less than a round: did the others go on?
+        (["abcd"], 3, False),  # nobody knows about the round before
+    ],
+)
+def test_lost_peers_that_were_in_every_group_were_not_away(
+    groups: list[str], since: int, none: bool
+) -> None:
+    history = PartitionHistory()
+    for group in groups:
+        history.note_group(peer.encode() for peer in group)
+    assert history.was_none(reunion(since, "cd"), 5) is none

@@ -302,3 +302,16 @@ def test_a_peer_that_was_lost_before_the_first_round_costs_no_averaging(newest: 
     assert not peer.sync.needs_download()
     assert peer.state.averaging_reason == (None if newest == 0 else "partition")
     assert peer.partitions.rounds_apart == (None if newest == 0 else 0)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_peer_that_was_in_the_groups_although_taken_for_lost_costs_no_averaging(
+    together: bool,
+) -> None:
+    peer = Peer()
+    lose(peer)
+    for _ in range(5):
+        peer.partitions.note_group({PEER.to_bytes(), *([OTHER.to_bytes()] if together else [])})
+    hear_of_return(peer, ROUND + 5)
+    assert not peer.sync.needs_download()
+    assert peer.state.averaging_reason == (None if together else "partition")
