@@ -137,15 +137,9 @@ class ProgressView:
         Returns:
             Whether they have.
         """
-        deadline = time.monotonic() + timeout
         with self.view.lock:
-            while not (met := self.was_met(round_)) and self.view.has_company():
-                left = deadline - time.monotonic()
-                if left <= 0 or self.ended.is_set():
-                    break
-                self.view.lock.wait(min(left, ROUND_CHECK_S))
-                check()
-            return met
+            self._wait(lambda: self.was_met(round_) or not self.view.has_company(), timeout, check)
+            return self.was_met(round_)
 
     def wait_until_due(self, check: Callable[[], None] = lambda: None) -> bool:
         """Wait until this peer may begin the next round.
@@ -200,15 +194,19 @@ class ProgressView:
         Returns:
             Whether one has.
         """
-        deadline = time.monotonic() + timeout
         with self.view.lock:
-            while not (found := bool(self.trained_peers())):
-                left = deadline - time.monotonic()
-                if left <= 0 or self.ended.is_set():
-                    break
-                self.view.lock.wait(min(left, ROUND_CHECK_S))
-                check()
-            return found
+            self._wait(lambda: bool(self.trained_peers()), timeout, check)
+            return bool(self.trained_peers())
+
+    def _wait(self, over: Callable[[], bool], timeout: float, check: Callable[[], None]) -> None:
+        """Wait until a condition holds, the time is over, or the view is no longer up to date."""
+        deadline = time.monotonic() + timeout
+        while not over():
+            left = deadline - time.monotonic()
+            if left <= 0 or self.ended.is_set():
+                break
+            self.view.lock.wait(min(left, ROUND_CHECK_S))
+            check()
 
     def take_reunion(self) -> Reunion | None:
         """Return the lost peers that came back since the last call; None if there are none."""
