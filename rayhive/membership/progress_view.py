@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -154,12 +155,8 @@ class ProgressView:
             Whether it may; False once it is alone.
         """
         with self.view.lock:
-            while not (due := self.is_round_due):
-                if self.view.live_peers() <= 1 or self.ended.is_set():
-                    break
-                self.view.lock.wait(ROUND_CHECK_S)
-                check()
-            return due
+            self._wait(lambda: self.is_round_due or self.view.live_peers() <= 1, math.inf, check)
+            return self.is_round_due
 
     def older_peers(self) -> frozenset[bytes]:
         """Return the ids of the live peers that joined the run before this one."""

@@ -132,7 +132,7 @@ class PeerTraining(Callback):
         self.monitor.fail(self._round, exception)
 
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule, final: bool = False) -> None:
-        if is_untrained(swarm_optimizer(trainer)):
+        if swarm_optimizer(trainer).tracker.view.own.untrained:
             return  # its parameters are none that the run has trained
         self._evaluated = self._round
         clock_s = self.monitor.seconds()
@@ -157,12 +157,6 @@ class PeerTraining(Callback):
 def swarm_optimizer(trainer: Trainer) -> Any:
     """Return the swarm's optimizer of a trainer with a :class:`HivemindStrategy`."""
     return trainer.strategy.optimizer  # type: ignore[attr-defined]
-
-
-def is_untrained(optimizer: Any) -> bool:
-    """Return whether a swarm's optimizer belongs to a peer that lacks the state of the run."""
-    view = getattr(optimizer.tracker, "view", None)  # hivemind's tracker has none
-    return view is not None and view.own.untrained
 
 
 def batch_loss(outputs: Any) -> float | None:

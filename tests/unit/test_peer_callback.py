@@ -11,7 +11,6 @@ from rayhive.peer.callback import PeerTraining
 
 UNTRAINED = SimpleNamespace(view=SimpleNamespace(own=SimpleNamespace(untrained=True)))
 TRAINED = SimpleNamespace(view=SimpleNamespace(own=SimpleNamespace(untrained=False)))
-HIVEMINDS = SimpleNamespace()
 
 
 class Monitor:
@@ -33,7 +32,7 @@ class Monitor:
         pass
 
 
-@pytest.mark.parametrize(("tracker", "times"), [(UNTRAINED, 0), (TRAINED, 1), (HIVEMINDS, 1)])
+@pytest.mark.parametrize(("tracker", "times"), [(UNTRAINED, 0), (TRAINED, 1)])
 def test_parameters_that_the_run_has_not_trained_are_not_evaluated(
     tracker: Any, times: int
 ) -> None:
