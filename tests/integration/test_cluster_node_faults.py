@@ -32,14 +32,14 @@ def test_a_straggler_and_held_memory_end_with_the_replicate(
     if any(reasons):
         pytest.skip(str(reasons))
     faults: list[dict[str, Any]] = [
-        # a pretended peer that does a round each half millisecond needs more than this
+        # a pretended peer that does a round each millisecond needs more than this
         {"kind": "straggler", "who": ["peer-1"], "args": {"cores": 0.02}},
         {"kind": "memory_pressure", "who": ["peer-0"], "args": {"megabytes": 32}},
     ]
     numbered = [{"id": f"f{n}", "at": {"round": 5}, **fault} for n, fault in enumerate(faults)]
     plan = FaultPlan.model_validate({"scenario": "test", "peers": 2, "faults": numbered})
-    budget = {"seconds_per_replicate": 4.0, "samples_per_replicate": None}
-    spec = replicate(tmp_path, budget=budget, rounds=None, round_s=0.0005)
+    budget = {"seconds_per_replicate": 6.0, "samples_per_replicate": None}
+    spec = replicate(tmp_path, budget=budget, rounds=None, peers={"1": {"round_s": 0.001}})
     spec = ReplicateSpec.model_validate({**spec.model_dump(by_alias=True), "plan": plan})
     handle = cluster.start(spec)
     outcome = handle.wait(60.0)
