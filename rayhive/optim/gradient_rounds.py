@@ -83,7 +83,7 @@ class GradientRound:
         own_gradients: Accumulated mean of this peer, for a round that fails.
         skipped: Whether the peer applies nothing in this round.
         unused: Whether it is skipped because averaging failed, and not for what the peer sent.
-        missed: Whether a quorum began the round without this peer, whose gradients enter the next.
+        missed: Whether other peers began the round without this one; its gradients enter the next.
         progress_known: Whether all live peers were in the complete group, so that each of them
             knows the progress of all.
     """
@@ -192,7 +192,7 @@ class GradientRounds:
             return self.averager.step(
                 control=control,
                 weight=None if self.peer.consistency.gradients_count else STALE_WEIGHT,
-                reset_accumulators=not self.peer.quorum,  # a missed round keeps them
+                reset_accumulators=not self._keeps_gradients,
                 wait=False,
             )
         except Exception as error:
@@ -242,10 +242,23 @@ class GradientRounds:
                 self.peer.local_steps.keep()
             raise RuntimeError("this round is skipped: there are no gradients to apply")
 
+    @property
+    def _keeps_gradients(self) -> bool:
+        """Whether the gradients of a round that this peer missed can enter the next one."""
+        averager = self.averager
+        if self.peer.quorum or not isinstance(averager, RayhiveGradientAverager):
+            return self.peer.quorum
+        return not (self.delayed or averager.reuse_grad_buffers or self.peer.local_steps)
+
     def _was_missed(self, round_: GradientRound) -> bool:
-        """Keep the gradients of a round that a quorum has averaged; return whether one has."""
-        peer = self.peer
-        if not peer.quorum or peer.partitions.rounds_apart:
+        """Keep the gradients of a round that other peers have averaged; return whether they have.
+
+        A quorum begins without a late peer, any group without one that comes back just then.
+        """
+        peer, apart = self.peer, self.peer.partitions.rounds_apart
+        if apart or not self._keeps_gradients:
+            return False
+        if not peer.quorum and (apart is not None or not round_.samples):  # nothing to keep
             return False
         limit, check = peer.averaging_timeout, peer.watchdog.check
         round_.missed = peer.tracker.swarm.wait_until_met(round_.number, limit, check)

@@ -292,7 +292,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             pass  # missed: catch up again
 
     def _run_round(self, grad_scaler: Any) -> bool:
-        """Run the next round; return False if a quorum has averaged it without this peer."""
+        """Run the next round; return False if other peers have averaged it without this one."""
         rounds = cast("GradientRounds", self._gradient_rounds)
         self.tracker.enter(self.local_epoch + 1)
         with self.tracker.pause_updates():

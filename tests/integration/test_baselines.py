@@ -112,6 +112,7 @@ def test_a_single_device_trains_on_the_best_node_while_the_others_wait(
         assert waiting.of("peer_finished")[0]["samples"] == 0
 
 
+@pytest.mark.slow
 def test_hivemind_trains_alone_until_it_sees_the_others_and_counts_no_bytes(
     server: str, tmp_path: Path
 ) -> None:

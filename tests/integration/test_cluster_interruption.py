@@ -90,6 +90,7 @@ def test_nothing_survives_the_driver(folder: Path, tmp_path: Path, number: signa
         eventually(lambda: users_of(folder) == [] and list(folder.iterdir()) == [], 20.0)
 
 
+@pytest.mark.slow
 def test_an_embedded_run_is_seen_and_stopped_from_another_terminal(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def _line(pid: int) -> str:
         return ""
 
 
+@pytest.mark.slow
 def test_a_driver_that_ends_takes_its_agents_along(head: Head, tmp_path: Path) -> None:
     # ... and the demands of node classes are met: two peers share the one (pretended) GPU
     classes = {

@@ -101,6 +101,7 @@ def test_an_idle_supervisor_that_was_killed_is_replaced_with_its_actors(
     assert len(after) == 2 and not after & before
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_a_replicate_that_was_lost(cluster: Cluster, tmp_path: Path) -> None:
     supervisors, before = run(cluster, tmp_path / "0")
     spec = replicate(tmp_path / "lost", rounds=None)

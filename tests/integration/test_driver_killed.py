@@ -199,16 +199,17 @@ def check_counted_once(folder: Path, replicates: int = REPLICATES) -> None:
         assert ends.count("completed") == 1 and set(ends) <= {"completed", "stopped"}, ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "number"),
     [
-        pytest.param("prepared", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("registered", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("created", signal.SIGKILL, marks=pytest.mark.slow),
+        ("prepared", signal.SIGKILL),
+        ("registered", signal.SIGKILL),
+        ("created", signal.SIGKILL),
         ("given", signal.SIGKILL),
-        pytest.param("started", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("given", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("given", signal.SIGINT, marks=pytest.mark.slow),
+        ("started", signal.SIGKILL),
+        ("given", signal.SIGTERM),
+        ("given", signal.SIGINT),
     ],
 )
 def test_a_driver_killed_during_a_start_goes_on(

@@ -44,6 +44,7 @@ def run(
     return lines, specs
 
 
+@pytest.mark.slow
 def test_an_honest_peer_whose_data_differ_is_not_refused(socket_path: str, tmp_path: Path) -> None:
     # the direction rule refused it from the round after LEANING on
     lines, _ = run(socket_path, tmp_path, "skewed", LEANING + 9)

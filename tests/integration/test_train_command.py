@@ -36,6 +36,7 @@ def study(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_peers_by_hand_train_together(study: str) -> None:
     endless = "budget.samples_per_replicate=null"
     for_ever = [endless, "budget.seconds_per_replicate=600"]

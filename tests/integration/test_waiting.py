@@ -166,7 +166,7 @@ def story(told: list[dict[str, Any]]) -> str:
     lines = [
         (event["t"] - begin, number, event["kind"], {
             key: event.get(key)
-            for key in ("round", "outcome", "group_size", "samples", "seconds", "kept", "lost")
+            for key in ("round", "outcome", "group_size", "samples", "seconds", "kept", "error")
             if key in event
         })
         for number, peer in enumerate(told)

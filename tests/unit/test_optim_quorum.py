@@ -29,9 +29,9 @@ ROUNDS = 50
 class Replica(Peer):
     """A peer that trains two parameters, with a gradient that pulls them to a point of its own."""
 
-    def __init__(self, pull: float) -> None:
+    def __init__(self, pull: float, quorum: bool) -> None:
         super().__init__(on_failure="skip")
-        self.tracker.quorum, self.pull = True, torch.full((2,), pull)
+        self.tracker.quorum, self.pull = quorum, torch.full((2,), pull)
         self.computed_at = self.weights.clone()
         self.taken = 0
         self.sync.note_batch()
@@ -98,7 +98,7 @@ class Replica(Peer):
 
         self.state_averager.load_state_from_peers = download  # type: ignore[method-assign]
         self.tracker.hurry(number + 1)  # the next round is due: no wait for real peers
-        assert self.sync.catch_up()
+        assert self.sync.catch_up() is self.tracker.quorum
         assert self.state_averager.local_epoch == number
 
 
@@ -112,10 +112,14 @@ def plan(peers: int, seed: int) -> Iterator[tuple[list[int], list[bool]]]:
         yield [int(n) for n in rng.integers(1, 40, peers)], here
 
 
+@pytest.mark.parametrize("quorum", [True, False])
 @pytest.mark.parametrize("peers", [3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_late_gradients_enter_the_next_round_of_their_peer_once(peers: int, seed: int) -> None:
-    replicas = [Replica(pull) for pull in np.linspace(-1, 2, peers)]
+def test_late_gradients_enter_the_next_round_of_their_peer_once(
+    peers: int, seed: int, quorum: bool
+) -> None:
+    """Without a quorum, peers are late that come back when the others have begun a round."""
+    replicas = [Replica(pull, quorum) for pull in np.linspace(-1, 2, peers)]
     # the oracle: parameters, and for each peer the held samples and the sum over them
     weights = np.zeros(2)
     held, sums = [0] * peers, [np.zeros(2) for _ in range(peers)]
