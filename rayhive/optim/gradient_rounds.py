@@ -83,7 +83,9 @@ class GradientRound:
         own_gradients: Accumulated mean of this peer, for a round that fails.
         skipped: Whether the peer applies nothing in this round.
         unused: Whether it is skipped because averaging failed, and not for what the peer sent.
-        missed: Whether other peers began the round without this one; its gradients enter the next.
+        can_be_missed: Whether its gradients can enter the next round if other peers have begun
+            this one without this peer.
+        missed: Whether they have.
         progress_known: Whether all live peers were in the complete group, so that each of them
             knows the progress of all.
     """
@@ -98,6 +100,7 @@ class GradientRound:
     own_gradients: OwnGradients = field(default_factory=lambda: OwnGradients([], 1.0))
     skipped: bool = False
     unused: bool = False
+    can_be_missed: bool = False
     missed: bool = False
     progress_known: bool = False
 
@@ -155,7 +158,19 @@ class GradientRounds:
             live_peers=live_peers,
             accumulating_s=accumulating_s,
             background_s=background_s,
+            can_be_missed=self.peer.quorum or (self._is_back() and counts),
         )
+
+    def _is_back(self) -> bool:
+        """Return whether this peer begins its first round since a break, and could keep it.
+
+        In any other round it steps alone and parameters are averaged: rounds may be shorter than
+        the download that follows a missed one.
+        """
+        is_back, averager = self.peer.consistency.take_return(), self.averager
+        if not isinstance(averager, RayhiveGradientAverager) or averager.reuse_grad_buffers:
+            return False
+        return is_back and not self.delayed and self.peer.local_steps is None
 
     @property
     def _own_samples(self) -> int:
@@ -192,7 +207,7 @@ class GradientRounds:
             return self.averager.step(
                 control=control,
                 weight=None if self.peer.consistency.gradients_count else STALE_WEIGHT,
-                reset_accumulators=not self._keeps_gradients,
+                reset_accumulators=not round_.can_be_missed,
                 wait=False,
             )
         except Exception as error:
@@ -242,23 +257,13 @@ class GradientRounds:
                 self.peer.local_steps.keep()
             raise RuntimeError("this round is skipped: there are no gradients to apply")
 
-    @property
-    def _keeps_gradients(self) -> bool:
-        """Whether the gradients of a round that this peer missed can enter the next one."""
-        averager = self.averager
-        if self.peer.quorum or not isinstance(averager, RayhiveGradientAverager):
-            return self.peer.quorum
-        return not (self.delayed or averager.reuse_grad_buffers or self.peer.local_steps)
-
     def _was_missed(self, round_: GradientRound) -> bool:
         """Keep the gradients of a round that other peers have averaged; return whether they have.
 
         A quorum begins without a late peer, any group without one that comes back just then.
         """
         peer, apart = self.peer, self.peer.partitions.rounds_apart
-        if apart or not self._keeps_gradients:
-            return False
-        if not peer.quorum and (apart is not None or not round_.samples):  # nothing to keep
+        if not round_.can_be_missed or apart or (apart is not None and not peer.quorum):
             return False
         limit, check = peer.averaging_timeout, peer.watchdog.check
         round_.missed = peer.tracker.swarm.wait_until_met(round_.number, limit, check)

@@ -39,6 +39,7 @@ class ParameterConsistency:
             count although the parameters are stale.
         settling: A state was loaded, and parameters have not been averaged since.
         diverged: Other peers refused this peer's parameters; they have to be replaced.
+        returned: The peer came back from a break, and has begun no round since.
         requested: Reason for which the gradients' group averages its parameters, too.
         unsynchronised_since: The last round after which the parameters may differ between peers,
             because an averaging failed or was partial; 0 if there is none.
@@ -46,6 +47,7 @@ class ParameterConsistency:
 
     def __init__(self) -> None:
         self.stale = self.keeps_gradients = self.settling = self.diverged = False
+        self.returned = False
         self.unsynchronised_since = 0
         self.requested: AveragingReason | None = None
 
@@ -58,6 +60,11 @@ class ParameterConsistency:
         """Return whether the parameters were refused since the last call."""
         diverged, self.diverged = self.diverged, False
         return diverged
+
+    def take_return(self) -> bool:
+        """Return whether the peer came back from a break since the last call."""
+        returned, self.returned = self.returned, False
+        return returned
 
     def take_request(self) -> AveragingReason | None:
         """Return the reason for which a peer asked for parameter averaging since the last call."""

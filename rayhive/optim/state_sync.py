@@ -146,6 +146,7 @@ class StateSync:
             self.download(keep_gradients=True)
         else:
             self._peer.tracker.take_part(True)
+        self._peer.consistency.returned = True
         self._peer.reporter.emit(SteppedIn(round_before=before, round=self._round, seconds=seconds))
 
     def catch_up(self) -> bool:

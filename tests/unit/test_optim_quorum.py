@@ -85,6 +85,7 @@ class Replica(Peer):
 
     def miss(self, number: int, weights: torch.Tensor) -> None:
         """Come too late for a round that the others have averaged, and catch up."""
+        self.consistency.returned = not self.tracker.quorum
         round_ = self.begin()
         self.gradient_rounds._start(round_)  # loads the averager; its step is not sent
         self.hear(round=number, averaged=number, met_averaged=number)
