@@ -95,11 +95,13 @@ def joined(
     from rayhive.peer.from_spec import strategy_arguments
     from rayhive.spec import Configuration, SwarmConfig, WorkloadConfig
     from rayhive.spec.replicate import PeerSpec
+    from rayhive.strategy.dht import dial_from_own_ports
     from rayhive.strategy.strategy import HivemindStrategy
 
     torch.set_num_threads(1)
     first = seat.found()
     host = seat.hosts[seat.index]
+    dial_from_own_ports()
     dht = hivemind.DHT(
         initial_peers=first, host_maddrs=[f"/ip4/{host}/tcp/0"], use_relay=False, start=True
     )

@@ -28,6 +28,8 @@ from rayhive.strategy.arguments import StrategyError
 
 log = logging.getLogger("rayhive.peer")
 
+#: Environment variable of libp2p: whether it dials from the port on which it listens.
+REUSE_PORT = "LIBP2P_TCP_REUSEPORT"
 #: Longest wait for an entry of the DHT [s].
 _DHT_TIMEOUT = 10.0
 #: Longest time to connect to a peer and to exchange greetings [s].
@@ -79,6 +81,8 @@ class SwarmDHT:
         self._announce()
 
     def _start(self) -> hivemind.DHT:
+        if not self._arguments.get("use_auto_relay"):
+            dial_from_own_ports()
         known = list(dict.fromkeys([*(self._peers or ()), *self._neighbours]))
         try:
             return self._children.start_dht(initial_peers=known or None, **self._arguments)
@@ -164,12 +168,24 @@ class SkewedClock:
         return {"off_before_s": before, "off_after_s": timed_storage.get_dht_time() - time.time()}
 
 
+def dial_from_own_ports() -> None:
+    """Let network daemons that are started from now on dial from ports of their own.
+
+    libp2p dials from the port on which it listens. When two peers dial each other within a round
+    trip, TCP then makes one connection of both (RFC 9293, section 3.5, simultaneous open) of which
+    both think that they began it: the handshake fails, and the daemons refuse to dial again for
+    seconds. A peer behind a firewall needs the common port; a value that is set already stays.
+    """
+    os.environ.setdefault(REUSE_PORT, "false")
+
+
 def start_on_host(host: str) -> hivemind.DHT:
     """Start a DHT that knows nobody yet, with its sockets in the temporary directory.
 
     Args:
         host: IPv4 address to listen on.
     """
+    dial_from_own_ports()
     # The sockets are removed together with the peer's temporary directory.
     P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
     return hivemind.DHT(host_maddrs=[f"/ip4/{host}/tcp/0"], use_relay=False, start=True)
