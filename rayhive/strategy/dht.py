@@ -81,8 +81,6 @@ class SwarmDHT:
         self._announce()
 
     def _start(self) -> hivemind.DHT:
-        if not self._arguments.get("use_auto_relay"):
-            dial_from_own_ports()
         known = list(dict.fromkeys([*(self._peers or ()), *self._neighbours]))
         try:
             return self._children.start_dht(initial_peers=known or None, **self._arguments)
@@ -174,7 +172,8 @@ def dial_from_own_ports() -> None:
     libp2p dials from the port on which it listens. When two peers dial each other within a round
     trip, TCP then makes one connection of both (RFC 9293, section 3.5, simultaneous open) of which
     both think that they began it: the handshake fails, and the daemons refuse to dial again for
-    seconds. A peer behind a firewall needs the common port; a value that is set already stays.
+    seconds. A peer behind a firewall needs the common port, and so does one that rejoins at its
+    former neighbours. A value that is set already stays.
     """
     os.environ.setdefault(REUSE_PORT, "false")
 
