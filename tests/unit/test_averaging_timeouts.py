@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 import threading
 import time
 from collections.abc import AsyncGenerator
@@ -12,40 +11,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.virtual_time import VirtualLoop
 from rayhive.averaging.step_requests import StepRequests
 from rayhive.averaging.timeouts import in_time, while_it_moves
 
 FAR = 60.0
-
-
-class TimeFlies(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        self._skipped = 0.0
-        super().__init__(Skipping(self))
-
-    def skip(self, seconds: float) -> None:
-        self._skipped += seconds
-
-    def time(self) -> float:
-        return self._skipped
-
-
-class Skipping(selectors.DefaultSelector):
-    """Selector of a loop of which no task waits for a file.
-
-    Args:
-        loop: The loop.
-    """
-
-    def __init__(self, loop: TimeFlies) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        self._loop.skip(timeout or 0.0)
-        return super().select(0)
 
 
 def test_work_goes_on_as_long_as_it_moves() -> None:
@@ -61,9 +31,9 @@ def test_work_goes_on_as_long_as_it_moves() -> None:
         await while_it_moves(work(), lambda: moved, 1.0)
         assert moved == 8
 
-    loop = TimeFlies()
-    loop.run_until_complete(body())
-    loop.close()
+    loop = VirtualLoop()
+    loop.run(body())
+    loop.end()
 
 
 def test_work_that_stands_still_is_cancelled() -> None:
