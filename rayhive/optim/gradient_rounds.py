@@ -262,8 +262,8 @@ class GradientRounds:
 
         A quorum begins without a late peer, any group without one that comes back just then.
         """
-        peer, apart = self.peer, self.peer.partitions.rounds_apart
-        if not round_.can_be_missed or apart or (apart is not None and not peer.quorum):
+        peer = self.peer
+        if not round_.can_be_missed or peer.merges_rounds:
             return False
         limit, check = peer.averaging_timeout, peer.watchdog.check
         round_.missed = peer.tracker.swarm.wait_until_met(round_.number, limit, check)

@@ -240,6 +240,12 @@ class PeerState:
     local_steps: LocalSteps | None = None
 
     @property
+    def merges_rounds(self) -> bool:
+        """Whether this peer merges the work of its side of a partition instead of catching up."""
+        apart = self.partitions.rounds_apart
+        return bool(apart) or (apart is not None and not self.quorum)
+
+    @property
     def quorum(self) -> bool:
         """Whether rounds may begin without a peer that computes."""
         return self.tracker.quorum

@@ -171,8 +171,7 @@ class StateSync:
         """
         self.note_reunion()
         due, swarm = self._round + 1, self._peer.tracker.swarm
-        apart = self._peer.partitions.rounds_apart
-        if apart or (apart is not None and not self._peer.quorum):
+        if self._peer.merges_rounds:
             return False
         behind = self._peer.quorum and self._round < swarm.newest_round - 1
         if not (behind or swarm.was_met(due)):
