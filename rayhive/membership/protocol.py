@@ -272,8 +272,10 @@ class Protocol:
             lane = self._lanes.get(peer)
             if lane is not None and not lives:
                 lane.due = min(lane.due, self.clock())  # a lost peer is back: call it at once
-        if not lives and self.view.watches(peer):
-            self._reports.dispute(peer)
+        if not lives and not self.view.watches(peer):
+            self._reports.claim(peer)
+        elif not lives and self._reports.dispute(peer, is_newer):
+            self._report()
         if lives and not lived:
             self.arrivals += 1
             for other in self._links.values():
@@ -366,7 +368,7 @@ class Protocol:
         known = frozenset(heartbeat.peer_id for heartbeat in self.view.known())
         for peer in self._lanes.keys() - self.topology.lanes:
             del self._lanes[peer]
-        for peer in self.topology.lanes - self._lanes.keys():
+        for peer in sorted(self.topology.lanes - self._lanes.keys()):
             failures = 0 if self.view.is_alive(peer) else FAILURES
             self._lanes[peer] = Lane(due=now, answered=now, failures=failures, news=True)
         for peer in self.topology.beats:

@@ -42,6 +42,7 @@ class Reports:
     _suspected: dict[bytes, float] = field(default_factory=dict)
     _disputed: dict[bytes, float] = field(default_factory=dict)
     _doubted: dict[bytes, float] = field(default_factory=dict)
+    _claimed: dict[bytes, float] = field(default_factory=dict)
     _quiet_since: float | None = None
     _deaf_until: float = -math.inf
 
@@ -99,15 +100,24 @@ class Reports:
         self._suspected, self._doubted = suspected, doubted
         return found
 
-    def doubted(self) -> list[bytes]:
-        """Return the unwatched peers that too few watchers have reported as lost for a while.
+    def claim(self, peer: bytes) -> None:
+        """Note that another peer takes an unwatched dead one for alive."""
+        self._claimed.setdefault(peer, self.clock())
 
-        The rest of their watchers may be lost, too.
+    def doubted(self) -> list[bytes]:
+        """Return the unwatched peers of which it has been unclear for a while whether they live.
+
+        Too few watchers have reported a live one as lost, for the rest may be lost, too; or a dead
+        one is alive for another peer.
         """
         now, pause = self.clock(), self.view.silence
         found = [peer for peer, since in self._doubted.items() if now - since >= pause]
         self._doubted.update(dict.fromkeys(found, now))
-        return found
+        wait = REPEAT * self.heartbeat
+        claimed = [peer for peer, since in self._claimed.items() if now - since >= wait]
+        for peer in claimed:
+            del self._claimed[peer]
+        return found + [peer for peer in claimed if not self.view.is_alive(peer)]
 
     def next_verdict(self) -> float:
         """Return the time at which a suspected peer has had its time to object [s]."""
@@ -138,10 +148,21 @@ class Reports:
         """Note that this peer could not receive messages: it accuses no other peer for a while."""
         self._deaf_until = self.clock() + self.view.silence
 
-    def dispute(self, peer: bytes) -> None:
-        """Note that another peer takes a watched dead one for alive: its loss is reported again."""
-        if self.clock() - self.view.lost_at(peer) > REPORT * self.heartbeat / 2:
-            self._disputed[peer] = self.clock()
+    def dispute(self, peer: bytes, news: bool) -> bool:
+        """Note that another peer takes a watched dead one for alive; return whether it may be back.
+
+        Its loss is not reported while its own message may still be under way. After that it is
+        reported again: the other peer has missed the loss.
+
+        Args:
+            peer: Id of the dead peer.
+            news: Whether the other peer has a newer announcement of it.
+        """
+        lost_for = self.clock() - self.view.lost_at(peer)
+        if peer in self._disputed or lost_for <= self.heartbeat * (1.0 if news else REPORT / 2):
+            return False
+        self._disputed[peer] = self.clock()
+        return True
 
     def update(self, topology: Topology, spoke: float) -> bool:
         """Announce the present losses among the watched peers; return whether there is news.
@@ -165,7 +186,8 @@ class Reports:
             if at >= lost_after and not self.view.is_alive(peer)
         }
         recent = {peer for peer in watched if self.view.lost_at(peer) >= lost_after}
-        unreachable = tuple(sorted(recent | (self._disputed.keys() & watched)))
+        maybe_back = {p for p, at in self._disputed.items() if now - at < self.view.silence}
+        unreachable = tuple(sorted((recent | self._disputed.keys() & watched) - maybe_back))
         alive = (each for each in known if self.view.is_alive(each.peer_id))
         stalled = tuple(sorted(p.peer_id for p in alive if self.view.is_straggling(p)))
         same = (unreachable, stalled) == (own.unreachable, own.stalled)
@@ -193,8 +215,9 @@ class Reports:
 
     def keep(self, peers: frozenset[bytes]) -> None:
         """Drop the reports of all but some peers."""
-        for peer in self._statements.keys() - peers:
-            del self._statements[peer]
+        for of_peers in (self._statements, self._claimed):
+            for peer in of_peers.keys() - peers:
+                of_peers.pop(peer)
 
 
 def _matters(own: Heartbeat) -> Heartbeat:

@@ -36,11 +36,13 @@ def ids(peers: list[SimulatedPeer]) -> set[bytes]:
     return {peer.peer_id for peer in peers}
 
 
-async def assert_nobody_is_lost(swarm: SimulatedSwarm, seconds: float) -> None:
+async def assert_nobody_is_lost(
+    swarm: SimulatedSwarm, seconds: float, pause: float = 0.2
+) -> None:
     """Look at the views of all live peers for a while."""
     live = ids(swarm.peers)
-    for _ in range(int(seconds / 0.2)):
-        await asyncio.sleep(0.2)
+    for _ in range(int(seconds / pause)):
+        await asyncio.sleep(pause)
         assert all(peer.view.alive_ids() == live for peer in swarm.peers)
 
 
@@ -159,10 +161,15 @@ def test_a_healed_partition_is_a_reunion_for_all(run: Any, size: int) -> None:
     run(body())
 
 
-@pytest.mark.parametrize("size", [4, 20])
-def test_a_peer_that_is_cut_off_loses_all_others_and_comes_back(run: Any, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "seed", "seconds"),
+    [(4, 0, 5.0), (20, 0, 5.0), (20, 1, 5.0), (20, 3, 0.0), (20, 3, 2.0), (20, 11, 20.0)],
+)
+def test_a_peer_that_is_cut_off_loses_all_others_and_comes_back_for_good(
+    run: Any, size: int, seed: int, seconds: float
+) -> None:
     async def body() -> None:
-        swarm = await swarm_of(size)
+        swarm = await swarm_of(size, seed=seed)
         alone = swarm.peers[1].peer_id
         swarm.network.cut = lambda one, other: alone in (one, other)
         others = ids(swarm.peers) - {alone}
@@ -170,10 +177,11 @@ def test_a_peer_that_is_cut_off_loses_all_others_and_comes_back(run: Any, size: 
             lambda peer: peer.view.alive_ids() == ({alone} if peer.peer_id == alone else others),
             2.5 * SILENCE_S,
         )
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(seconds)
         swarm.network.cut = lambda one, other: False
         await swarm.all_known(5 * HEARTBEAT_S)
-        await assert_nobody_is_lost(swarm, 10.0)
+        await assert_nobody_is_lost(swarm, 1.5, pause=0.01)
+        await assert_nobody_is_lost(swarm, 8.0)
 
     run(body())
 
