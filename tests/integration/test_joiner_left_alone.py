@@ -32,12 +32,20 @@ def spec(run_id: str, peer: int, peers: int, **configuration: Any) -> PeerSpec:
     )
 
 
-def join(socket_path: str, folder: Path, configuration: dict[str, Any]) -> list[PeerLine]:
-    """Return a new peer that is ready to train, and two peers that have trained for a while."""
+def join(
+    socket_path: str, folder: Path, configuration: dict[str, Any], *, suspended: bool = False
+) -> list[PeerLine]:
+    """Return a new peer that is ready to train, and two peers that have trained for a while.
+
+    Args:
+        suspended: Suspend the averagers of these before the new one starts: none sends its state.
+    """
     run_id = "alone-" + "-".join(map(str, configuration.values()))
     specs = [spec(run_id, peer, 2, **configuration) for peer in range(2)]
     others = start_swarm(socket_path, specs, folder)
     listen(others, lambda: all(len(rounds(line)) >= TRAINED for line in others))
+    for process in (each for line in others for each in averagers(line) if suspended):
+        process.suspend()
     joiner = PeerLine(socket_path, spec(run_id, 2, 1, **configuration), folder / "joiner.log")
     joiner.command("start", initial_peers=others[0].of("dht_ready")[0]["addresses"])
     listen([joiner, *others], lambda: bool(joiner.of("peer_ready")))
@@ -55,9 +63,7 @@ def kill(others: list[PeerLine]) -> None:
 def test_a_peer_without_the_state_does_not_begin_the_run_anew(
     socket_path: str, tmp_path: Path
 ) -> None:
-    joiner, *others = join(socket_path, tmp_path, {})
-    for process in (each for line in others for each in averagers(line)):
-        process.suspend()  # they do not answer, so the joiner asks another peer
+    joiner, *others = join(socket_path, tmp_path, {}, suspended=True)
     joiner.command("train")
     deadline = time.monotonic() + 30.0
     while "could not download the state" not in joiner.log.read_text():
