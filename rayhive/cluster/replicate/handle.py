@@ -17,7 +17,7 @@ from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
 from rayhive.events import ReplicateFinished, of_kind, read_events
 from rayhive.spec.replicate import ReplicateSpec
 
-_ANSWER_TIMEOUT = 10.0
+_ANSWER_TIMEOUT, _RELEASE_TIMEOUT = 10.0, 2.0
 _POLL = 20.0
 #: Errors of Ray for an actor that may live.
 NO_ANSWER = (exceptions.GetTimeoutError, exceptions.ActorUnavailableError)
@@ -109,9 +109,11 @@ class ReplicateHandle:
     def release(self) -> None:
         """Let the supervisor forget the replicate once its outcome is on disk.
 
-        May be called again.
+        May be called again. Ray may deliver calls in another order, so it waits for the answer: a
+        replicate that begins now finds the supervisor idle.
         """
-        self._actor.release.remote(self.run_id)
+        with contextlib.suppress(exceptions.RayError):
+            ray.get(self._actor.release.remote(self.run_id), timeout=_RELEASE_TIMEOUT)
 
 
 def still_running(handles: Iterable[ReplicateHandle], timeout: float) -> list[ReplicateHandle]:
