@@ -36,9 +36,7 @@ def ids(peers: list[SimulatedPeer]) -> set[bytes]:
     return {peer.peer_id for peer in peers}
 
 
-async def assert_nobody_is_lost(
-    swarm: SimulatedSwarm, seconds: float, pause: float = 0.2
-) -> None:
+async def assert_nobody_is_lost(swarm: SimulatedSwarm, seconds: float, pause: float = 0.2) -> None:
     """Look at the views of all live peers for a while."""
     live = ids(swarm.peers)
     for _ in range(int(seconds / pause)):
