@@ -318,9 +318,10 @@ class MeasuredAllReduce(AllReduceRunner):
         return True
 
     @property
-    def ended(self) -> bool:
-        """Whether this peer's own part in the all-reduce is over."""
-        return self._ended is not None
+    def succeeded(self) -> bool:
+        """Whether this peer's own part in the all-reduce is over, and it sent all its parts."""
+        over: asyncio.Future[None] = self._future
+        return over.done() and not over.cancelled() and over.exception() is None
 
     @property
     def got_everything(self) -> bool:

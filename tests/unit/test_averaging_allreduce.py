@@ -244,6 +244,21 @@ def test_a_reducer_closes_the_stream_of_a_sender_of_hivemind() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize(
+    ("how", "succeeded"),
+    [({}, True), ({"cancel": True}, False), ({"exception": AllreduceException("")}, False)],
+)
+def test_an_all_reduce_that_was_broken_off_has_not_succeeded(how: Any, succeeded: bool) -> None:
+    async def body() -> None:
+        runner, other = loopback(2)
+        assert not runner.succeeded
+        runner.finalize(**how)
+        assert runner.succeeded == succeeded  # else the other members are told
+        other.finalize()
+
+    asyncio.run(body())
+
+
 def test_drain_gives_up_after_its_patience() -> None:
     async def body() -> None:
         runner, sender = loopback(2)

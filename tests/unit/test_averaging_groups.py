@@ -152,9 +152,9 @@ def test_unfinished_all_reduces_are_listed_by_group() -> None:
     async def body() -> None:
         groups = AllReduceGroups()
         with groups.opened(b"ours", ["P", "Q", "P2"]):
-            over = SimpleNamespace(ended=True)
+            over = SimpleNamespace(succeeded=True)
             groups.running[b"oursPHASE_P"].set_result(over)
-            groups.running[b"oursPHASE_Q"].set_result(SimpleNamespace(ended=False))
+            groups.running[b"oursPHASE_Q"].set_result(SimpleNamespace(succeeded=False))
             assert list(groups.started(b"ours")) == ["P", "Q"]
             assert groups.unfinished(b"ours") == [b"oursPHASE_Q", b"oursPHASE_P2"]
         assert groups.started(b"ours") == {} and groups.unfinished(b"ours") == []
