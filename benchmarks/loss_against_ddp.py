@@ -50,6 +50,9 @@ OURS: dict[str, dict[str, Any]] = {
     "PowerSGD": {"powersgd_rank": RANK},
     "local steps, PowerSGD": {**FAST, "powersgd_rank": RANK},
     "local steps, sign": {**FAST, "codec": "sign", "error_feedback": True},
+    "24 local steps, blockwise2": {
+        **PLAIN, "local_steps": 24, "codec": "blockwise2", "error_feedback": True,
+    },
     "local steps, topk": {**PLAIN, "codec": "topk", "error_feedback": True},
     "4 fragments, sign": {**FAST, "fragments": 4, "codec": "sign", "error_feedback": True},
     "4 fragments, topk, delayed": {
@@ -230,12 +233,12 @@ class Turn:
         )
 
 
-def measure(variants: list[str], seeds: int) -> dict[str, list[Turn]]:
+def measure(variants: list[str], seeds: range) -> dict[str, list[Turn]]:
     """Run all variants with each seed, print a table, and return the results."""
     found: dict[str, list[Turn]] = {name: [] for name in variants}
     with nodes(PEERS, RATE_MBIT, RTT_MS) as on:
         print(f"\nmeasured {on.rate_mbit:.1f} Mbit/s, {on.rtt_ms:.1f} ms", flush=True)
-        for seed in range(seeds):
+        for seed in seeds:
             for name in reversed(variants) if seed % 2 else variants:
                 if name in DDP:
                     curves = on.run(run_ddp, {"seed": seed, "hook": DDP[name]}, timeout=600)
@@ -296,6 +299,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5, help="turns of each variant")
+    parser.add_argument("--first-seed", type=int, default=0, help="the others follow it")
     parser.add_argument(
         "--only", nargs="+", metavar="VARIANT", choices=[*DDP, *OURS], help="default: all"
     )
@@ -308,7 +312,8 @@ def main() -> None:
         return
     print(f"{PARAMETERS:,} parameters, {PEERS} peers; {conditions()}")
     variants = [name for name in (*DDP, *OURS) if name in (arguments.only or (*DDP, *OURS))]
-    found = measure(variants, arguments.seeds)
+    first = arguments.first_seed
+    found = measure(variants, range(first, first + arguments.seeds))
     if RIVAL in found:
         print()
         conclude(found)
