@@ -18,7 +18,7 @@ from rayhive.report.results import Results, load_results
 from rayhive.spec import Configuration
 from tests.fixtures.html import Page
 from tests.fixtures.logs import Log, make_spec, write_replicate, write_run
-from tests.fixtures.pages import CODECS, faulted_page, page_of, sweep
+from tests.fixtures.report_pages import CODECS, faulted_page, page_of, sweep
 
 HOSTILE = """</script><script>alert("1")</script><img src=x onerror='alert(2)'>&amp;"""
 SECTIONS = (

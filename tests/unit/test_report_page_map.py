@@ -11,7 +11,7 @@ from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
 from rayhive.spec.swarm import Link, NodeClass, SwarmConfig
 from tests.fixtures.faulted import Story, kill_and_restart
 from tests.fixtures.logs import PAYLOAD, STATE, Log, make_spec, write_replicate, write_run
-from tests.fixtures.pages import CODECS, faulted_page, page_of, sweep
+from tests.fixtures.report_pages import CODECS, faulted_page, page_of, sweep
 
 
 def shaped(run: Path, rate: float, faulted: bool) -> None:
