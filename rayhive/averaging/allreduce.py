@@ -319,7 +319,7 @@ class MeasuredAllReduce(AllReduceRunner):
 
     @property
     def succeeded(self) -> bool:
-        """Whether this peer's own part in the all-reduce is over, and it sent all its parts."""
+        """Whether this peer's own part in the all-reduce ended, and was not broken off."""
         over: asyncio.Future[None] = self._future
         return over.done() and not over.cancelled() and over.exception() is None
 

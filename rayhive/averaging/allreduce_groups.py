@@ -153,8 +153,7 @@ class AllReduceGroups:
     def unfinished(self, group_id: bytes) -> list[bytes]:
         """Return the ids of a group's all-reduces in which other members may wait for this peer."""
         keys = self._ids.get(group_id, {}).values()
-        runners = {key: self._started(key) for key in keys}
-        return [key for key, found in runners.items() if found is None or not found.succeeded]
+        return [key for key in keys if (found := self._started(key)) is None or not found.succeeded]
 
     async def set_absent(self, absent: frozenset[bytes]) -> None:
         """Replace the ids of lost peers; running all-reduces stop waiting for the new ones."""
