@@ -11,7 +11,7 @@ from rayhive.spec import Configuration
 from rayhive.sweep.resolve import ResolvedStudy, resolve
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "orderings"
-STUDIES = ("local_steps", "sign", "quorum")
+STUDIES = ("local_steps", "low_bit", "gossip", "sign", "quorum")
 
 
 def study(name: str) -> ResolvedStudy:
@@ -60,6 +60,24 @@ def test_a_fragment_is_about_a_quarter_of_the_parameters() -> None:
             sizes[index] *= length
     largest = max(sum(sizes[i] for i in each) for each in split(sizes, 4))
     assert 0.25 <= largest / sum(sizes) < 0.26
+
+
+def test_pairs_have_the_momentum_of_their_authors_and_a_partner_that_has_it_too() -> None:
+    diloco, pairs, groups = study("gossip").config.enqueue
+    assert changes(groups, pairs) == {"group_size": ("all", 2)}
+    assert changes(diloco, groups) == {"outer_momentum": (0.9, 0.5)}
+
+
+def test_the_rows_of_few_bits_differ_by_their_codec() -> None:
+    diloco, four, two = study("low_bit").config.enqueue
+    assert changes(diloco, four) == {
+        "codec": ("none", "blockwise4"),
+        "error_feedback": (None, False),
+    }
+    assert changes(four, two) == {
+        "codec": ("blockwise4", "blockwise2"),
+        "error_feedback": (False, True),
+    }
 
 
 def test_signs_differ_by_feedback_and_rounds_by_the_quorum_alone() -> None:
