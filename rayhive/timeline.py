@@ -298,9 +298,7 @@ class Timeline:
 
     @cached_property
     def rounds(self) -> tuple[int, ...]:
-        """Rounds that at least one peer applied; with ``use_local_updates``, the transitions."""
-        if self.spec.swarm.use_local_updates:
-            return tuple(self.by_round(Transition))
+        """Rounds that at least one peer applied."""
         applied = (event for event in self.of(Round) if event.outcome in APPLIED)
         return tuple(sorted({event.round for event in applied if self.stands(event)}))
 
@@ -338,8 +336,6 @@ class Timeline:
         Args:
             until: Last round that counts; by default all rounds count.
         """
-        if self.spec.swarm.use_local_updates:
-            return self.computed  # every batch is applied as soon as it is computed
         rounds, sums = self._committed
         return sums[len(rounds) if until is None else bisect_right(rounds, until)]
 

@@ -64,9 +64,6 @@ def _check_kind(draft: Draft, swarm: SwarmConfig) -> Iterator[Problem]:
         return
     if draft.at.round is None:
         yield draft.problem("at", str(draft.at), f"a round: {draft.kind} happens in the training")
-    if swarm.use_local_updates:
-        allowed = "a kind that acts from outside the training: with swarm.use_local_updates "
-        yield draft.problem("kind", draft.kind, allowed + "gradients are not averaged")
     unknown_peers = [name for name in draft.who if not name.startswith("peer-")]
     if unknown_peers:
         allowed = f"a peer (peer-N): {draft.kind} is in the peer's spec before training starts"

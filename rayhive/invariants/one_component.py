@@ -30,7 +30,7 @@ class OneComponent(Invariant):
     def check(self, log: Timeline) -> list[str]:
         """Return the peers that do not see, or do not average with, all other peers."""
         count = len(log.living)
-        if count < 2 or log.spec.swarm.use_local_updates:
+        if count < 2:
             return []
         group = log.spec.configuration.group_size  # None and "all" are all peers
         group = min(group, count) if isinstance(group, int) else count

@@ -23,8 +23,6 @@ class ReplacementContributes(Invariant):
 
     def check(self, log: Timeline) -> list[str]:
         """Return the late peers that never contributed."""
-        if log.spec.swarm.use_local_updates:  # gradients are not averaged
-            return []
         wrong = []
         targeted = {name for fault in log.faults if not _joins(fault) for name in fault.targets}
         for name, peer in log.incarnations.items():

@@ -50,10 +50,9 @@ class ReplicasAgree(Invariant):
     to the end began to train.
 
     The tolerance is 0 for peers that round alike, by ``arithmetic`` of ``peer_ready``: their
-    replicas are equal to the bit. It is 1e-5 for other peers, with local updates, and for logs of
-    version 0.1, which lack that field; and the loss of the parameters' codec is added. The codec of
-    the gradients adds nothing, because all peers apply the same decoded average
-    (:mod:`rayhive.averaging.answers`).
+    replicas are equal to the bit. It is 1e-5 for other peers, and for logs of version 0.1, which
+    lack that field; and the loss of the parameters' codec is added. The codec of the gradients adds
+    nothing, because all peers apply the same decoded average (:mod:`rayhive.averaging.answers`).
 
     Replicas that average in pairs (``group_size: 2``) never become equal. Their distance is at most
     0.5 then (:func:`spreads`).
@@ -135,7 +134,7 @@ def tolerance_of(log: Timeline, a: str, b: str) -> float:
     loss = LOSS.get(log.spec.configuration.state_codec, EIGHT_BITS)
     one, other = ({event.arithmetic for event in log.of(events.PeerReady, name)} for name in (a, b))
     alike = one == other and None not in one and len(one) == 1
-    return loss if alike and not log.spec.swarm.use_local_updates else loss + EXACT
+    return loss if alike else loss + EXACT
 
 
 def _equal(

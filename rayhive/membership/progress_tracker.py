@@ -181,8 +181,7 @@ class LiveProgressTracker:
         with self._lock:
             lost = self.view.lost()
             return {
-                kind: (self.view.members(kind, computes=kind == self.swarm.comes_first), lost)
-                for kind in KINDS
+                kind: (self.view.members(kind, computes=kind == "averaged"), lost) for kind in KINDS
             }
 
     def follow(self, on_members: OnMembers, on_break: Callable[[], None] | None = None) -> None:
@@ -274,7 +273,7 @@ class LiveProgressTracker:
         """
         with self._lock:
             own = self.view.own
-            ended = min(getattr(own, kind) for kind in (self.swarm.comes_first, "synchronised"))
+            ended = min(own.averaged, own.synchronised)
             is_long = self._batch_ended is not None and self._clock() - self._batch_ended > BREAK_S
             if not (own.takes_part and is_long and ended >= own.entered):
                 return

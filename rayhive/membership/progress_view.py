@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from rayhive.membership.view import MembershipView, Reunion
 
@@ -25,7 +24,6 @@ class ProgressView:
         view: The peer's membership view.
         target_batch_size: Samples of a round, over the swarm.
         ended: Set when the view is no longer kept up to date; all waits end then.
-        comes_first: The first averaging of a round, to which peers come from their batches.
         several_groups: Whether a round has several groups. Others have averaged it then without
             this peer having missed it.
     """
@@ -33,7 +31,6 @@ class ProgressView:
     view: MembershipView
     target_batch_size: int
     ended: threading.Event
-    comes_first: Literal["averaged", "synchronised"] = "averaged"
     several_groups: bool = False
 
     @property
@@ -102,17 +99,17 @@ class ProgressView:
             check: Called about every 0.1 s during the wait; an error that it raises ends it.
         """
         deadline = time.monotonic() + timeout
-        view, kind = self.view, self.comes_first
+        view = self.view
         with self.view.lock:
             if self.several_groups:
                 return view.newest_round() - 1 >= round_
-            while view.newest_averaged(kind) > view.newest_round():
+            while view.newest_averaged() > view.newest_round():
                 left = deadline - time.monotonic()
                 if left <= 0 or self.ended.is_set():
                     break
                 self.view.lock.wait(min(left, ROUND_CHECK_S))
                 check()
-            return max(view.newest_averaged(kind), view.newest_round() - 1) >= round_
+            return max(view.newest_averaged(), view.newest_round() - 1) >= round_
 
     def was_met(self, round_: int) -> bool:
         """Return whether peers that take part have averaged a round's gradients in a group."""

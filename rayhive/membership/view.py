@@ -323,10 +323,10 @@ class MembershipView:
         rounds = (p.round for p in self._company(alive) if not p.client_mode)
         return max(self.own.round, max(rounds, default=0))
 
-    def newest_averaged(self, kind: str) -> int:
-        """Return the last round that another peer has averaged, or given up."""
+    def newest_averaged(self) -> int:
+        """Return the last round whose gradients another peer has averaged, or given up."""
         company = self._company(self.alive())
-        return max((getattr(p, kind) for p in company if not p.client_mode), default=0)
+        return max((p.averaged for p in company if not p.client_mode), default=0)
 
     def has_company(self) -> bool:
         """Return whether another live peer takes part in the run, or is on a break."""

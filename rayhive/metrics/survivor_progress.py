@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from rayhive.events import APART, GROUPED, DHTReady, PeerFinished, Round, StateRound, Transition
+from rayhive.events import APART, GROUPED, DHTReady, PeerFinished, Round
 from rayhive.metrics.live_capacity import Capacity, Windows, fault_windows
 from rayhive.metrics.stats import Time
 from rayhive.timeline import FaultWindow, Timeline
 
-#: Report of a round that a peer applied.
-Step: TypeAlias = Round | Transition
 #: Whether a round is progress of a survivor.
-Counts: TypeAlias = Callable[[Step], bool]
+Counts: TypeAlias = Callable[[Round], bool]
 #: Effects of faults that remove the targets from the survivors' groups.
 AWAY = APART | {"gone"}
 
@@ -31,19 +29,14 @@ class SurvivorProgress:
     """
 
     def __init__(self, timeline: Timeline, capacity: Capacity) -> None:
-        # with local updates there are no gradient rounds, and groups average parameters only
-        local = timeline.spec.swarm.use_local_updates
-        reported: Sequence[Step] = timeline.of(Transition) if local else timeline.of(Round)
-        reported = sorted(reported, key=lambda event: (event.t, event.peer or ""))
-        self._reported = _Steps(reported)
-        applied = [e for e in reported if isinstance(e, Transition) or timeline.applied(e)]
-        self._applied = _Steps(applied)
-        self._of_round: dict[int, list[Step]] = defaultdict(list)
+        reported = sorted(timeline.of(Round), key=lambda event: (event.t, event.peer or ""))
+        self._reported = _Rounds(reported)
+        applied = [event for event in reported if timeline.applied(event)]
+        self._applied = _Rounds(applied)
+        self._of_round: dict[int, list[Round]] = defaultdict(list)
         for event in applied:
             self._of_round[event.round].append(event)
-        self._averaged: Mapping[int, Sequence[Round | StateRound]] = (
-            timeline.by_round(StateRound) if local else timeline.by_round(Round)
-        )
+        self._averaged = timeline.by_round(Round)
         self._own = {(e.peer, e.round): e for events in self._averaged.values() for e in events}
         self._ids = {event.peer: event.peer_id for event in timeline.of(DHTReady)}
         self._capacity, apart = capacity, fault_windows(timeline, APART)
@@ -68,7 +61,7 @@ class SurvivorProgress:
         missing = fault.effect in AWAY and survivors.isdisjoint(fault.targets)
         last = max((self._reported.last(name, fault.fired) for name in fault.targets), default=0)
 
-        def counts(event: Step) -> bool:
+        def counts(event: Round) -> bool:
             if event.t <= fault.fired or event.peer not in survivors:
                 return False
             if not missing:
@@ -79,7 +72,7 @@ class SurvivorProgress:
 
         return counts
 
-    def reports(self, number: int) -> Sequence[Step]:
+    def reports(self, number: int) -> Sequence[Round]:
         """Return the reports of an applied round in the order of time."""
         return self._of_round.get(number, ())
 
@@ -97,7 +90,7 @@ class SurvivorProgress:
         steps = self._applied.after(name, fault.fired)
         return next((event.t for event in steps if counts(event)), None)
 
-    def _had_target(self, event: Step, targets: frozenset[str]) -> bool:
+    def _had_target(self, event: Round, targets: frozenset[str]) -> bool:
         """Return whether a peer's group of a round contained one of the targets.
 
         Logs of earlier versions record only the size of the group. Then a target is assumed to be
@@ -156,26 +149,26 @@ class SurvivorProgress:
         return Time(longest, censored=not ended and (shown is None or gaps[-1] == longest))
 
 
-class _Steps:
-    """Steps of each peer by time, so that a search takes ``O(log n)``.
+class _Rounds:
+    """Rounds of each peer by time, so that a search takes ``O(log n)``.
 
     Args:
-        steps: Steps of all peers in the order of time.
+        rounds: Rounds of all peers in the order of time.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps: dict[str, list[Step]] = defaultdict(list)
-        for event in steps:
-            self._steps[event.peer or ""].append(event)
-        self._times = {name: [event.t for event in own] for name, own in self._steps.items()}
+    def __init__(self, rounds: Sequence[Round]) -> None:
+        self._rounds: dict[str, list[Round]] = defaultdict(list)
+        for event in rounds:
+            self._rounds[event.peer or ""].append(event)
+        self._times = {name: [event.t for event in own] for name, own in self._rounds.items()}
         self._highest = {
             name: list(accumulate((event.round for event in own), max))
-            for name, own in self._steps.items()
+            for name, own in self._rounds.items()
         }
 
-    def after(self, name: str, moment: float) -> Iterator[Step]:
-        """Yield the steps of a peer after a Unix time."""
-        own = self._steps.get(name, [])
+    def after(self, name: str, moment: float) -> Iterator[Round]:
+        """Yield the rounds of a peer after a Unix time."""
+        own = self._rounds.get(name, [])
         first = bisect_right(self._times.get(name, []), moment)
         return (own[at] for at in range(first, len(own)))
 
@@ -185,6 +178,6 @@ class _Steps:
         return self._highest[name][before - 1] if before else 0
 
     def end(self, name: str) -> float:
-        """Return the time of a peer's last step; -inf if it has none."""
+        """Return the time of a peer's last round; -inf if it has none."""
         times = self._times.get(name)
         return times[-1] if times else -math.inf

@@ -33,6 +33,10 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+#: Allowed in place of hivemind's ``use_local_updates``, which the strategy writes as local steps.
+USE_LOCAL_STEPS = "absent: local_steps=1 with outer_lr=1 and outer_momentum=0 does what it is for"
+
+
 class FragmentSGD(torch.optim.SGD):
     """SGD that steps some of its parameters at a time, and leaves the momentum of the others.
 
@@ -180,6 +184,9 @@ class LocalStepsRule:
 def local_steps_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
     """Find the problems of local steps among an optimizer's arguments."""
     steps = options.get("local_steps")
+    if options.get("use_local_updates"):
+        allowed = "False (or absent) with local_steps" if steps is not None else USE_LOCAL_STEPS
+        yield Problem("use_local_updates", True, allowed)
     if steps is None:
         for name in DEFAULTS:
             if options.get(name) is not None:
@@ -210,7 +217,7 @@ def _fragment_problems(fragments: Any, mixing: Any) -> Iterator[Problem]:
 
 
 def _excluded(options: Mapping[str, Any]) -> Iterator[Problem]:
-    for name in ("use_local_updates", "reuse_grad_buffers", "auxiliary"):
+    for name in ("reuse_grad_buffers", "auxiliary"):
         if options.get(name):
             yield Problem(name, True, "False with local_steps")
     if names := options.get("average_opt_statistics"):

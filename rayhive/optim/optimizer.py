@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import hivemind
 import torch
@@ -51,7 +51,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             :func:`rayhive.averaging.outlier_filter.judge`.
         average_state_every: Rounds between two averagings of the parameters. ``auto`` averages them
             and optimizer statistics after a failed or partial round, a join or a partition, and
-            where replicas differ; with extra tensors or local updates in every round.
+            where replicas differ; with extra tensors in every round.
         aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
         error_feedback: Whether the errors of a lossy codec enter the next round, see
             :mod:`rayhive.averaging.error_feedback`.
@@ -72,12 +72,13 @@ class RayhiveOptimizer(hivemind.Optimizer):
         local_steps: The peer's local parameters and inner optimizer; None without local steps.
 
     Raises:
-        ConfigError: ``target_group_size`` or settings of local steps are not valid.
+        ConfigError: ``target_group_size`` or settings of local steps are not valid, or
+            ``use_local_updates`` is given: ``local_steps`` does what it is for.
     """
 
     tracker: LiveProgressTracker
     state_averager: RayhiveStateAverager
-    grad_averager: GradientAverager | None
+    grad_averager: GradientAverager
     before_round: Callable[[int, GradientAverager], None] | None = None
     local_steps: LocalSteps | None = None
 
@@ -132,8 +133,6 @@ class RayhiveOptimizer(hivemind.Optimizer):
         )
         if rule is not None:
             self.local_steps = LocalSteps.of(rule, inner, self)
-        if not self.use_gradient_averaging:
-            self.tracker.swarm.comes_first = "synchronised"
         self.tracker.start()
         self._processes = PeerProcesses(
             self.dht, gradient_averager=self.grad_averager, state_averager=self.state_averager
@@ -153,17 +152,15 @@ class RayhiveOptimizer(hivemind.Optimizer):
         self.tracker.view.sign_of = self._peer.sign_of
         self._state_sync = StateSync(self._peer, self.load_state_timeout, load_state_attempts)
         self._parameter_rounds = ParameterRounds(self._peer, self._state_sync, self._period)
-        self._gradient_rounds = None
-        if self.grad_averager is not None:
-            self._gradient_rounds = GradientRounds(
-                peer=self._peer,
-                averager=self.grad_averager,
-                peer_id=self.dht.peer_id,
-                on_failure=on_failure,
-                delayed=self.delay_grad_averaging,
-                offloaded=self.offload_optimizer,
-                replicas=ReplicaCheck.of(self._peer, self._period),
-            )
+        self._gradient_rounds = GradientRounds(
+            peer=self._peer,
+            averager=self.grad_averager,
+            peer_id=self.dht.peer_id,
+            on_failure=on_failure,
+            delayed=self.delay_grad_averaging,
+            offloaded=self.offload_optimizer,
+            replicas=ReplicaCheck.of(self._peer, self._period),
+        )
         self.tracker.follow(self._pass_on_members, self._on_break)
 
     def __del__(self) -> None:
@@ -267,8 +264,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         with self._interrupts:
             self._watchdog.check()
             self.tracker.hurry(self.local_epoch + 1)
-            averager = self.grad_averager
-            scaled = averager is not None and averager.reuse_grad_buffers
+            scaled = self.grad_averager.reuse_grad_buffers
             self._update_global_epoch(grad_scaler if scaled else None)
 
     # -- rounds ------------------------------------------------------------------------------------
@@ -283,17 +279,12 @@ class RayhiveOptimizer(hivemind.Optimizer):
     def _update_global_epoch(self, grad_scaler: Any) -> None:
         if self._schema_hash != self._compute_schema_hash():
             raise RuntimeError("parameters or gradients were replaced between two steps")
-        if self._gradient_rounds is None:
-            self.tracker.enter(self.local_epoch + 1)
-            with self.tracker.pause_updates():
-                self._advance(grad_scaler)
-            return
         while self._state_sync.catch_up() and not self._run_round(grad_scaler):
             pass  # missed: catch up again
 
     def _run_round(self, grad_scaler: Any) -> bool:
         """Run the next round; return False if other peers have averaged it without this one."""
-        rounds = cast("GradientRounds", self._gradient_rounds)
+        rounds = self._gradient_rounds
         self.tracker.enter(self.local_epoch + 1)
         with self.tracker.pause_updates():
             ready = time.perf_counter()
@@ -320,25 +311,24 @@ class RayhiveOptimizer(hivemind.Optimizer):
     def _advance(
         self,
         grad_scaler: Any,
-        round_: GradientRound | None = None,
-        finish_gradients: Callable[[], None] | None = None,
+        round_: GradientRound,
+        finish_gradients: Callable[[], None] | None,
     ) -> None:
         """Step the inner optimizer, average parameters if it is their turn, and go on.
 
-        There is no round with local updates. In the background, ``finish_gradients`` waits for it.
+        In the background, ``finish_gradients`` waits for the gradients of the round.
         """
         averager = self.state_averager
-        if self.delay_state_averaging and not averager.delta_rule_averaging:
+        if self.delay_state_averaging:
             # parameters averaged in the background replace the local ones: arriving after this
             # round's step, which hivemind allows, they would undo it
             self._parameter_rounds.finish_background()
         next_round = self.local_epoch + 1
-        skipped = round_ is not None and round_.skipped
-        steps = not self.auxiliary and not self.use_local_updates and not skipped
+        steps = not self.auxiliary and not round_.skipped
         if self.local_steps is not None:
-            if round_ is not None and round_.unused:
+            if round_.unused:
                 self.local_steps.keep()
-            self.local_steps.end_round(skipped)
+            self.local_steps.end_round(round_.skipped)
         control = self._parameter_rounds.begin(next_round)
         before = time.perf_counter()
         averager.step(
@@ -353,12 +343,11 @@ class RayhiveOptimizer(hivemind.Optimizer):
             averaging_opts=None if control is None else {"timeout": self._peer.round_timeout},
         )
         update_s = time.perf_counter() - before
-        aloud = round_ is None or not round_.progress_known
-        self.tracker.update_epoch(averager.local_epoch, aloud=aloud)
+        self.tracker.update_epoch(averager.local_epoch, aloud=not round_.progress_known)
         began, self._state_sync.round_began = self._state_sync.round_began, time.perf_counter()
         seconds = self._state_sync.round_began - began
         self._state_sync.share_round(self.local_epoch)
-        if self.grad_averager is not None and not self.auxiliary:
+        if not self.auxiliary:
             self.grad_averager.reset_accumulated_grads_()
         self._peer.reporter.emit(
             Transition(round=self.local_epoch, seconds=seconds, update_s=update_s)
@@ -394,7 +383,6 @@ class RayhiveOptimizer(hivemind.Optimizer):
                 self._parameter_rounds.end(ABANDON_S if abandon else self.averaging_timeout)
                 self.tracker.shutdown(self.shutdown_timeout)
                 self.state_averager.shutdown()
-                if self.grad_averager is not None:
-                    self.grad_averager.shutdown()
+                self.grad_averager.shutdown()
             finally:
                 self._watchdog.close()

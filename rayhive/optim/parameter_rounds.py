@@ -43,7 +43,6 @@ def _set_event() -> threading.Event:
 def period_of(
     every: int | Literal["auto"],
     *,
-    use_local_updates: bool = False,
     extra_tensors: Sequence[torch.Tensor] = (),
     **others: Any,
 ) -> int | None:
@@ -51,18 +50,14 @@ def period_of(
 
     Args:
         every: The period, or ``auto``.
-        use_local_updates: Whether each peer steps on its own, so that replicas always differ.
         extra_tensors: Tensors besides parameters; each peer computes its own.
         others: Arguments of the optimizer that do not matter here.
     """
     if every != "auto":
         return every
-    if use_local_updates:
-        own = "each peer steps on its own"
-    elif any(tensor.is_floating_point() for tensor in extra_tensors):
-        own = "each peer computes its own extra tensors"
-    else:
+    if not any(tensor.is_floating_point() for tensor in extra_tensors):
         return None
+    own = "each peer computes its own extra tensors"
     logger.info(f"average_state_every: auto averages parameters in every round, because {own}")
     return 1
 

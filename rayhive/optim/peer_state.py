@@ -218,7 +218,7 @@ class PeerState:
     Attributes:
         tracker: The peer's announcements, and the progress of the swarm.
         state_averager: Owner of parameters, inner optimizer and the peer's round.
-        grad_averager: The gradient averager; None with local updates.
+        grad_averager: The gradient averager.
         watchdog: Ends a wait for a process that died.
         reporter: Destination of events.
         averaging_timeout: Longest time of one averaging without progress [s].
@@ -230,7 +230,7 @@ class PeerState:
 
     tracker: LiveProgressTracker
     state_averager: RayhiveStateAverager
-    grad_averager: GradientAverager | None
+    grad_averager: GradientAverager
     watchdog: ProcessWatchdog
     reporter: EventReporter
     averaging_timeout: float
@@ -258,7 +258,7 @@ class PeerState:
     def set_untrained(self, untrained: bool) -> None:
         """Announce whether this peer is untrained; if it is, no other peer loads its state."""
         for averager in (self.state_averager, self.grad_averager):
-            if averager is None or averager.client_mode or not takes_over_state(type(averager)):
+            if averager.client_mode or not takes_over_state(type(averager)):
                 continue
             averager.allow_state_sharing = not untrained
         self.tracker.set_untrained(untrained)

@@ -49,8 +49,7 @@ class StateSync:
 
     @property
     def _averagers(self) -> Sequence[DecentralizedAverager]:
-        both = (self._peer.state_averager, self._peer.grad_averager)
-        return [averager for averager in both if averager is not None]
+        return (self._peer.state_averager, self._peer.grad_averager)
 
     # -- decisions ---------------------------------------------------------------------------------
 
@@ -281,7 +280,7 @@ class StateSync:
             refusal = Rejected(round=self._round, tensors="state", **refused.pop(0))
             self._peer.reporter.refusal(refusal)
         averager = self._peer.grad_averager
-        if averager is not None and takes_over_state(type(averager)):
+        if takes_over_state(type(averager)):
             averager.load_state_from_peers(**options)
 
     def _downloaded_bytes(self) -> int:
@@ -324,13 +323,11 @@ class StateSync:
         newest = max(loaded, self._peer.tracker.global_epoch)
         self._peer.state_averager.local_epoch = newest
         self._peer.consistency.note_jump(behind=newest > loaded, keeps_gradients=keep_gradients)
-        kept = 0
-        if self._peer.grad_averager is not None:
-            if not keep_gradients:
-                self._peer.grad_averager.reset_accumulated_grads_()
-                if self._peer.local_steps is not None:
-                    self._peer.local_steps.drop()
-            kept = self._peer.grad_averager.local_samples_accumulated
+        if not keep_gradients:
+            self._peer.grad_averager.reset_accumulated_grads_()
+            if self._peer.local_steps is not None:
+                self._peer.local_steps.drop()
+        kept: int = self._peer.grad_averager.local_samples_accumulated
         self._peer.tracker.jump_to(newest, kept)
         self._peer.tracker.take_part(True)
         self.share_round(newest)

@@ -119,19 +119,15 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
         "straggler_timeout": swarm.straggler_timeout,
         "tracker_opts": {"silence": swarm.metadata_expiration},
         "outlier_filter": swarm.outlier_filter,
+        "aggregation": swarm.aggregation,
         "trusted_network": swarm.trusted_network,
     }
     rate = swarm.link_rate(spec.peer)
     if rate is not None:
         arguments["averager_opts"] = {"bandwidth": rate}
-    if swarm.use_local_updates:
-        arguments["use_local_updates"] = True
-    else:
-        arguments["aggregation"] = swarm.aggregation
     values = spec.configuration.values
     for axis in DRAW_ORDER:
-        averaged = not (axis.gradients and swarm.use_local_updates)
-        if averaged and axis.applies(values):
+        if axis.applies(values):
             axis.apply(arguments, values)
     return arguments
 
@@ -139,8 +135,6 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
 def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, Any]:
     """Return the fields of ``peer_ready`` that predict the traffic of a round."""
     shapes = [list(parameter.shape) for parameter in parameters]
-    if spec.swarm.use_local_updates:
-        return {"shapes": shapes, "payload_exact": False}
     gradients = [tuple(shape) for shape in shapes]
     rates = [spec.swarm.link_rate(peer) for peer in range(spec.peers)]
     predicted = configuration_payload(gradients, spec.configuration, rates=rates)

@@ -190,8 +190,7 @@ class ReplicateMonitor:
             self.channel.emit(save_checkpoint(trainer, optimizer.local_epoch))
         if self.channel.stop_reason is not None:
             return self.channel.stop_reason
-        averager = optimizer.grad_averager
-        pending = 0 if averager is None else int(averager.local_samples_accumulated)
+        pending = int(optimizer.grad_averager.local_samples_accumulated)
         is_due = self._preemption.is_due(pending, lambda: self.hand_over(trainer))
         return "notice" if is_due else None
 

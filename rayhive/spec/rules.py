@@ -49,9 +49,6 @@ def _check_swarm(config: SweepConfig) -> Iterator[Problem]:
     if swarm.matchmaking_time >= swarm.averaging_timeout:
         allowed = f"less than averaging_timeout ({swarm.averaging_timeout} s)"
         yield _wrong(config, "swarm.matchmaking_time", allowed)
-    if swarm.aggregation != "mean" and swarm.use_local_updates:
-        allowed = "mean with swarm.use_local_updates: no gradients are averaged"
-        yield _wrong(config, "swarm.aggregation", allowed)
     if swarm.node_classes is not None:
         count = sum(node_class.count for node_class in swarm.node_classes.values())
         if count != swarm.peers:

@@ -77,7 +77,6 @@ class SwarmConfig(Model):
         averaging_timeout: Longest time of one averaging in which no data move [s].
         straggler_timeout: Longest wait of a round for a peer that computes without progress [s].
         metadata_expiration: Time after which a silent peer no longer counts as live [s].
-        use_local_updates: Step locally on every batch and average parameters only.
         outlier_filter: Tensors that are refused before a group averages. ``finite`` refuses values
             that are not finite, ``norm`` also an implausible norm, ``direction`` also a direction
             that stays opposite to that of the other peers.
@@ -96,7 +95,6 @@ class SwarmConfig(Model):
     averaging_timeout: float = Field(default=30.0, ge=0.01, le=LONGEST_S)
     straggler_timeout: float = Field(default=60.0, ge=0.01, le=LONGEST_S)
     metadata_expiration: float = Field(default=4.0, ge=0.01, le=LONGEST_S)
-    use_local_updates: bool = False
     outlier_filter: OutlierFilterRule = "norm"
     aggregation: Aggregation = "mean"
     trusted_network: bool = False

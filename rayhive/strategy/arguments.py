@@ -84,7 +84,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> Settings:
     Raises:
         StrategyError: With all mistakes in the arguments.
     """
-    optimizer = dict(arguments)
+    optimizer = as_local_steps(arguments)
     dht, batch_size, scheduler_fn = (
         optimizer.pop(name) for name in ("dht", "batch_size", "scheduler_fn")
     )
@@ -94,10 +94,9 @@ def read_arguments(arguments: Mapping[str, Any]) -> Settings:
     peers = None
     if dht is None or given_peers is not None:
         peers = addresses.initial_peers(given_peers)
-    local_updates = bool(optimizer.get("use_local_updates"))
-    delays = resolve_delays({name: optimizer.pop(name) for name in _DELAYS}, local_updates)
+    delays = resolve_delays({name: optimizer.pop(name) for name in _DELAYS})
     problems = [
-        *check_delays(delays, local_updates),
+        *check_delays(delays),
         *check_quorum_delays(delays, optimizer.get("min_peers")),
         *check_options(optimizer),
         *local_steps_problems({**optimizer, **delays}),
@@ -121,9 +120,32 @@ def read_arguments(arguments: Mapping[str, Any]) -> Settings:
     )
 
 
-def resolve_delays(
-    given: Mapping[str, bool | None], use_local_updates: bool = False
-) -> dict[str, bool]:
+def as_local_steps(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with hivemind's ``use_local_updates`` written as local steps.
+
+    A round then sets the parameters to the mean of the local ones, weighted by samples. It is due
+    after ``average_state_every`` batches of the swarm, has the codec of parameters, and is delayed
+    where hivemind averages in the background.
+    """
+    found = dict(arguments)
+    if found.get("local_steps") is not None or not found.pop("use_local_updates", False):
+        return found  # both are told as a mistake
+    mean: dict[str, Any] = {"local_steps": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
+    every: Any = found.get("average_state_every")
+    if _whole(every) and every >= 1:
+        mean["local_steps"], found["average_state_every"] = every, "auto"
+    found |= {name: value for name, value in mean.items() if found.get(name) is None}
+    if found.get("grad_compression") is None and "state_averaging_compression" in found:
+        found["grad_compression"] = found["state_averaging_compression"]
+    if found.pop("average_opt_statistics", ()):
+        found["inner_state"] = "average"
+    found["offload_optimizer"] = None  # the outer parameters are on the host in any case
+    if found["delay_state_averaging"]:
+        found["delay_grad_averaging"] = True
+    return found
+
+
+def resolve_delays(given: Mapping[str, bool | None]) -> dict[str, bool]:
     """Return the flags of the delays by name, with defaults for those that are None.
 
     ``delay_optimizer_step`` follows ``delay_grad_averaging``. ``offload_optimizer`` is on as soon
@@ -133,26 +155,19 @@ def resolve_delays(
     if flags["delay_optimizer_step"] is None:
         flags["delay_optimizer_step"] = flags["delay_grad_averaging"]
     if flags["offload_optimizer"] is None:
-        flags["offload_optimizer"] = any(flags.values()) and not use_local_updates
+        flags["offload_optimizer"] = any(flags.values())
     return {name: bool(flag) for name, flag in flags.items()}
 
 
-def check_delays(flags: Mapping[str, bool], use_local_updates: bool) -> Iterator[Problem]:
+def check_delays(flags: Mapping[str, bool]) -> Iterator[Problem]:
     """Find combinations that hivemind cannot run; each problem names the flag to set."""
     later = next((n for n in ("delay_grad_averaging", "delay_optimizer_step") if flags[n]), None)
     if later == "delay_grad_averaging" and not flags["delay_optimizer_step"]:
         yield Problem("delay_optimizer_step", False, "True (or unset) with delay_grad_averaging")
     if later and not flags["delay_state_averaging"]:
         yield Problem("delay_state_averaging", False, f"True with {later}")
-    if later and not flags["offload_optimizer"] and not use_local_updates:
+    if later and not flags["offload_optimizer"]:
         yield Problem("offload_optimizer", False, f"True (or unset) with {later}")
-    allowed = (
-        "False with use_local_updates: no gradients are averaged, and an offloaded optimizer would "
-        "never move the weights"
-    )
-    for name in ("offload_optimizer", "delay_optimizer_step", "delay_grad_averaging"):
-        if use_local_updates and flags[name]:
-            yield Problem(name, True, allowed)
 
 
 def check_quorum_delays(flags: Mapping[str, bool], min_peers: Any) -> Iterator[Problem]:
@@ -220,13 +235,6 @@ def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
                 f"{name}.{key}", options[name][key], "absent: it is set by an argument of its own"
             )
     yield from group_size_problems(options)
-    if options.get("use_local_updates"):
-        if options.get("reuse_grad_buffers"):
-            yield Problem("reuse_grad_buffers", True, "False with use_local_updates")
-        factory = options.get("grad_averager_factory")
-        if factory is not None:
-            allowed = "absent with use_local_updates: no gradients are averaged"
-            yield Problem("grad_averager_factory", factory, allowed)
 
 
 def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
@@ -235,10 +243,7 @@ def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
     given = {name: options.get(name, DEFAULT_RULES[name]) for name in rules}
     unknowns = [unknown(n, v, rules[n]) for n, v in given.items() if v not in rules[n]]
     yield from unknowns
-    if options.get("use_local_updates") and given["aggregation"] != "mean" and not unknowns:
-        allowed = "mean with use_local_updates: no gradients are averaged"
-        yield Problem("aggregation", given["aggregation"], allowed)
-    elif not unknowns:
+    if not unknowns:
         yield from factory_problems(options.get("grad_averager_factory"), **given)
     yield from _check_feedback(options, str(given["aggregation"]))
     yield from _check_quorum(options)
@@ -251,8 +256,6 @@ def _check_feedback(options: Mapping[str, Any], aggregation: str) -> Iterator[Pr
         yield Problem("error_feedback", feedback, "True or False")
     elif not feedback:
         return
-    elif options.get("use_local_updates"):
-        yield Problem("error_feedback", True, "False with use_local_updates")
     elif aggregation != "mean":
         yield Problem("error_feedback", True, f"False with aggregation {aggregation}")
     elif not takes_rules(with_our_averager(options.get("grad_averager_factory"))):
@@ -270,7 +273,7 @@ def _check_quorum(options: Mapping[str, Any]) -> Iterator[Problem]:
         return
     if not (_whole(quorum) and quorum >= 2):
         yield Problem("min_peers", quorum, "a whole number, at least 2, or None to await all peers")
-    for name in ("use_local_updates", "reuse_grad_buffers", "local_steps"):
+    for name in ("reuse_grad_buffers", "local_steps"):
         if options.get(name):
             yield Problem("min_peers", quorum, f"None with {name}")
     if not takes_rules(with_our_averager(options.get("grad_averager_factory"))):

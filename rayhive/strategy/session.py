@@ -116,8 +116,7 @@ class Session:
 
     @property
     def _averagers(self) -> list[Any]:
-        both = self.optimizer.state_averager, self.optimizer.grad_averager
-        return [averager for averager in both if averager is not None]
+        return [self.optimizer.state_averager, self.optimizer.grad_averager]
 
     @property
     def _schedule(self) -> RoundSchedule | None:

@@ -298,13 +298,11 @@ class Driver:
 
     def spec(self, record: TrialRecord, scenario: ResolvedScenario, number: int) -> ReplicateSpec:
         """Return the spec of a replicate of a trial; the runner chooses its attempt."""
-        config, swarm = self.study.config, self.study.config.swarm
+        config = self.study.config
         plan = scenario.plans[number]
         if plan is not None:
-            target = swarm.target_batch_size
+            target = config.swarm.target_batch_size
             plan = plan.in_rounds_of(record.configuration.round_size(target), planned=target)
-        if record.baseline is not None:  # it steps once a round
-            swarm = swarm.model_copy(update={"use_local_updates": False})
         return ReplicateSpec(
             study=config.name,
             trial=record.number if record.baseline is None else None,
@@ -314,7 +312,7 @@ class Driver:
             plan=plan,
             seed=self.study.seeds[number],
             workload=config.workload,
-            swarm=swarm,
+            swarm=config.swarm,
             configuration=record.configuration,
             budget=config.budget,
             evaluation=config.evaluation,

@@ -48,14 +48,14 @@ class PlannedConfiguration:
         return self.traffic.gradient_bytes
 
     @property
-    def ratio(self) -> float | None:
-        """Dense gradients divided by their payload; None without gradient averaging."""
-        return None if self.traffic.gradients is None else self.traffic.gradients.ratio
+    def ratio(self) -> float:
+        """Dense gradients divided by their payload."""
+        return self.traffic.gradients.ratio
 
     @property
     def compressed(self) -> int:
         """Number of tensors that PowerSGD factorises."""
-        return 0 if self.traffic.gradients is None else len(self.traffic.gradients.compressed)
+        return len(self.traffic.gradients.compressed)
 
     @property
     def exact(self) -> bool:
@@ -63,7 +63,7 @@ class PlannedConfiguration:
 
         The size of some codecs depends on the data.
         """
-        return self.traffic.gradients is not None and self.traffic.gradients.exact
+        return self.traffic.gradients.exact
 
 
 @dataclass(frozen=True)

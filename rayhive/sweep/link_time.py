@@ -26,7 +26,7 @@ class RoundTraffic:
     """Traffic of a round, as the mean over the rounds between two averagings of parameters.
 
     Attributes:
-        gradients: One encoded copy of the gradients, by phase; None without gradient averaging.
+        gradients: One encoded copy of the gradients, by phase.
         state_every: Rounds between two averagings of parameters; None for averagings with a
             reason only, of which a plan knows nothing.
         gradient_bytes: Gradient payload that one peer sends in a round, the mean over peers [B].
@@ -35,7 +35,7 @@ class RoundTraffic:
         seconds: Least time on the links of a round [s]; None if no link has a rate or a delay.
     """
 
-    gradients: Payload | None
+    gradients: Payload
     state_every: int | None
     gradient_bytes: float
     state_bytes: float
@@ -64,19 +64,15 @@ def round_traffic(
     shapes, extras = tuple(shapes), tuple(extras)
     rates = [swarm.link_rate(peer) for peer in range(swarm.peers)]
     values = configuration.values
-    gradients: Payload | None = None
-    rounds: tuple[Payload, ...] = ()
-    if not swarm.use_local_updates:
-        gradients = configuration_payload(shapes, configuration, rates=rates)
-        rounds = fragment_payloads(shapes, configuration, rates=rates)
+    gradients = configuration_payload(shapes, configuration, rates=rates)
+    rounds = fragment_payloads(shapes, configuration, rates=rates)
     every = values["average_state_every"]
     if every == "auto":  # as rayhive.optim.parameter_rounds.period_of
-        averaged = swarm.use_local_updates or values["inner_state"] == "average"
-        every = 1 if averaged or extras else None
+        every = 1 if values["inner_state"] == "average" or extras else None
     outer = shapes if values["outer_momentum"] else ()  # averaged with the parameters
     state = payload((*shapes, *outer, *extras), codec=values["state_codec"], rates=rates)
     size = configuration.group_peers(swarm.peers)
-    seconds = fmean(allreduce_seconds(each, swarm, size) for each in rounds) if rounds else 0.0
+    seconds = fmean(allreduce_seconds(each, swarm, size) for each in rounds)
     if every is not None:
         seconds += allreduce_seconds(state, swarm) / every
     payloads = [sum(each.bytes_per_transfer for each in rounds), state.bytes_per_transfer]
@@ -86,7 +82,7 @@ def round_traffic(
     return RoundTraffic(
         gradients=gradients,
         state_every=every,
-        gradient_bytes=sent / max(1, len(rounds)),
+        gradient_bytes=sent / len(rounds),
         state_bytes=0.0 if every is None else sent_state / every,
         seconds=seconds if limited else None,
     )

@@ -107,10 +107,6 @@ def missing_parts(axis: Axis) -> Iterator[str]:
         told_apart += len({search.key(Configuration(**each)) for each in values}) > 1
     if not told_apart:
         yield "key"
-    if not axis.gradients and list(
-        axis.conflicts(axis.default, SwarmConfig(use_local_updates=True))
-    ):
-        yield "gradients"
 
 
 def test_axes_are_registered_under_their_names() -> None:

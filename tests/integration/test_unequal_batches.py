@@ -18,6 +18,7 @@ from tests.integration.toy import (
     Together,
     UntilRound,
     address_in,
+    flat,
     share_address,
     stay_in_rounds,
 )
@@ -197,6 +198,47 @@ def test_two_peers_apply_the_mean_over_the_samples_of_both(tmp_path: Path) -> No
             mean = [(a + b) / samples for a, b in zip(mine[1], yours[1], strict=True)]
             for gradient in gradients:
                 assert gradient == pytest.approx(mean, rel=close), way
+
+
+def local_updates(folder: str, peer: int) -> list[tuple[int, list[float], list[float]]]:
+    """Train with local updates; return samples and parameters before, and these after, a round."""
+    from rayhive import HivemindStrategy
+
+    class Local(Slope):
+        def end_round(self, *args: Any) -> None:
+            before.append((args[1].local_samples_accumulated, flat(self)))
+
+    stay_in_rounds()
+    meeting, module = Path(folder), Local()
+    before: list[tuple[int, list[float]]] = []
+    after: list[list[float]] = []
+    strategy = HivemindStrategy(
+        **{
+            **FAST,
+            "target_batch_size": 150,
+            "use_local_updates": True,
+            "host_maddrs": LOOPBACK,
+            "initial_peers": None if peer == 0 else address_in(meeting),
+        }
+    )
+    if peer == 0:
+        share_address(strategy, meeting)
+
+    together = Together(folder, peer, rounds=ROUNDS, at_round=lambda _: after.append(flat(module)))
+    fitted = make_trainer(strategy, together)
+    fitted.fit(module, odd_data(65, 32) if peer == 0 else odd_data(20, 8))
+    return [(*one, two) for one, two in zip(before, after, strict=True)]
+
+
+def test_local_updates_end_in_the_mean_over_the_samples_of_both(tmp_path: Path) -> None:
+    """Equal weights, as hivemind gives them, would favour the peer with fewer samples."""
+    first, second = (call(local_updates, folder=str(tmp_path), peer=peer) for peer in (0, 1))
+    found = list(zip(first.result(120), second.result(120), strict=True))
+    assert len(found) >= ROUNDS
+    for (ours, mine, after), (theirs, yours, other) in found:
+        assert mine != yours and ours != theirs
+        mean = [(ours * a + theirs * b) / (ours + theirs) for a, b in zip(mine, yours, strict=True)]
+        assert after == other == pytest.approx(mean, rel=1e-5)
 
 
 def handed_over(reuse: bool) -> list[Any]:

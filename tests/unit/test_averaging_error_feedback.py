@@ -345,7 +345,6 @@ def test_averagers_take_the_option(feedback: bool) -> None:
     ("options", "allowed"),
     [
         ({"error_feedback": 1}, "True or False"),
-        ({"error_feedback": True, "use_local_updates": True}, "False with use_local_updates"),
         ({"error_feedback": True, "aggregation": "trimmed_mean"}, "False with aggregation"),
         ({"error_feedback": True, "grad_averager_factory": GradientAverager}, None),
         ({"error_feedback": True, "grad_averager_factory": OwnAverager}, "of your own"),

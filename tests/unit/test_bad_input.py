@@ -61,12 +61,12 @@ CASES: dict[str, Case] = {
         {"swarm": {"peers": 2, "target_batchsize": 256}},
         ["swarm.target_batchsize", "mean 'target_batch_size'"],
     ),
-    "gradients delayed with local updates": Case(
+    "local updates and local steps": Case(
         {
             "swarm": {"peers": 2, "target_batch_size": 256, "use_local_updates": True},
-            "space": {"delay": "gradients"},
+            "space": {"local_steps": 4},
         },
-        ["space.delay: 'gradients'", "use_local_updates"],
+        ["swarm.use_local_updates: True", "unknown key"],
     ),
     "ratio above one": Case(
         {"space": {"powersgd_rank": 2, "min_compression_ratio": 1.5}},
@@ -132,13 +132,13 @@ CASES[LAST] = Case(
 EVERYTHING_WRONG = """
 name: all wrong
 workload: {name: digit}
-swarm: {peers: 0, target_batch_size: 8, batch_size: 32, matchmaking_tme: 3, use_local_updates: true}
+swarm: {peers: 0, target_batch_size: 8, batch_size: 32, matchmaking_tme: 3}
 space:
   codec: [flaot16, uniform8]
   threshold: 1000
   powersgd_rank: [0, 2]
   min_compression_ratio: 1.5
-  delay: gradients
+  delay: gradient
 enqueue: [{codec: float16, threshold: 5}, {codec: none, powersgd_rnk: 1}]
 scenarios: [kill-two]
 replicates: 0

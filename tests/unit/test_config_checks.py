@@ -6,9 +6,9 @@ from typing import Any, get_args
 import pytest
 
 from rayhive.errors import Problem
-from rayhive.spec import Configuration, SwarmConfig, SweepConfig
+from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.axes.delay import DELAY_FLAGS, DelayName
-from rayhive.spec.rules import check_configuration, check_sweep
+from rayhive.spec.rules import check_sweep
 
 
 def study(**fields: Any) -> SweepConfig:
@@ -47,10 +47,6 @@ def test_delays_are_the_valid_combinations_of_flags() -> None:
         ({"space": {"average_state_every": "never"}}, "space.average_state_every"),
         ({"space": {"average_state_every": ["auto", 0]}}, "space.average_state_every"),
         ({"space": {"average_state_every": {"low": 1, "high": 4}}}, "space.average_state_every"),
-        (
-            {"swarm": {"aggregation": "trimmed_mean", "use_local_updates": True}},
-            "swarm.aggregation",
-        ),
         (
             {"swarm": {"aggregation": "trimmed_mean"}, "space": {"powersgd_rank": [None, 2]}},
             "space.powersgd_rank",
@@ -115,24 +111,6 @@ def test_delays_are_the_valid_combinations_of_flags() -> None:
 )
 def test_each_violation_is_reported_once_under_its_key(fields: dict[str, Any], key: str) -> None:
     assert keys(check_sweep(study(**fields))) == [key]
-
-
-@pytest.mark.parametrize(
-    ("space", "key"),
-    [
-        ({"delay": ["none", "gradients"]}, "space.delay"),
-        ({"delay": "optimizer"}, "space.delay"),
-        ({"powersgd_rank": [None, 1]}, "space.powersgd_rank"),
-        ({"codec": ["none", "float16"]}, "space.codec"),
-    ],
-)
-def test_local_updates_exclude_settings_of_gradients(space: dict[str, Any], key: str) -> None:
-    swarm = {"use_local_updates": True}
-    assert keys(check_sweep(study(swarm=swarm, space=space))) == [key]
-    assert keys(check_sweep(study(swarm=swarm, space={"delay": ["none", "state"]}))) == []
-    only = {name: axis[-1] if isinstance(axis, list) else axis for name, axis in space.items()}
-    found = check_configuration(Configuration(**only), SwarmConfig(use_local_updates=True))
-    assert keys(found) == [key.removeprefix("space.")]
 
 
 def test_a_codec_without_its_dependency_is_refused_with_what_to_install(

@@ -37,7 +37,6 @@ STUDY: dict[str, Any] = {
         "target_batch_size": 256,
         "batch_size": 32,
         "matchmaking_time": 5,
-        "use_local_updates": False,
         "node_classes": {
             "fast": {"count": 1, "labels": {"zone": "a-1"}, "gpus": 0.5},
             "slow": {"count": 2, "cpu_share": 0.5, "link": {"rate_mbit": 20, "loss": 0.01}},

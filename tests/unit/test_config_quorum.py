@@ -56,7 +56,6 @@ def test_a_configuration_is_checked_alike() -> None:
         ({"min_peers": True}, ["min_peers"]),
         ({"min_peers": 2, "grace_s": float("nan")}, ["grace_s"]),
         ({"min_peers": 2, "reuse_grad_buffers": True}, ["min_peers"]),
-        ({"min_peers": 2, "use_local_updates": True}, ["min_peers"]),
         ({"min_peers": 2, "local_steps": 4}, ["min_peers"]),
     ],
 )

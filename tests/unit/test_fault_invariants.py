@@ -48,26 +48,23 @@ def test_the_tolerance_follows_the_codecs(
 
 
 @pytest.mark.parametrize(
-    ("arithmetic", "local_updates", "state_codec", "tolerance"),
+    ("arithmetic", "state_codec", "tolerance"),
     [
-        (("a", "a"), False, "none", 0.0),
-        (("a", "b"), False, "none", 1e-5),
-        (("a", None), False, "none", 1e-5),
-        ((None, None), False, "none", 1e-5),
-        (("a", "a"), True, "none", 1e-5),
-        (("a", "a"), False, "float16", 0.02),
+        (("a", "a"), "none", 0.0),
+        (("a", "b"), "none", 1e-5),
+        (("a", None), "none", 1e-5),
+        ((None, None), "none", 1e-5),
+        (("a", "a"), "float16", 0.02),
     ],
 )
 def test_peers_that_round_alike_are_equal_to_the_bit(
-    arithmetic: tuple[str | None, ...], local_updates: bool, state_codec: str, tolerance: float
+    arithmetic: tuple[str | None, ...], state_codec: str, tolerance: float
 ) -> None:
     story = Story(configuration=Configuration(state_codec=state_codec), peers=2)
-    swarm = story.spec.swarm.model_copy(update={"use_local_updates": local_updates})
     for peer, value in zip(("peer-0", "peer-1"), arithmetic, strict=True):
         if value is not None:
             story.of("peer_ready", peer)[0]["arithmetic"] = value
-    log = Timeline(story.spec.model_copy(update={"swarm": swarm}), story.timeline.events)
-    assert tolerance_of(log, "peer-0", "peer-1") == tolerance
+    assert tolerance_of(story.timeline, "peer-0", "peer-1") == tolerance
 
 
 @pytest.mark.parametrize("equal", [True, False])

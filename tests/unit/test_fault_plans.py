@@ -279,12 +279,6 @@ def test_the_last_round_of_a_fault_is_in_the_budget_too(tmp_path: Path) -> None:
     assert set(found) == {"plan.acts.0.at"}
 
 
-def test_faults_in_gradients_need_averaged_gradients(tmp_path: Path) -> None:
-    path = write(tmp_path, {"acts": [{"kind": "nan_gradient", "who": "one", "at": {"round": 3}}]})
-    found = problems(path, swarm=SwarmConfig(peers=5, use_local_updates=True))
-    assert "use_local_updates" in found["plan.acts.0.kind"].allowed
-
-
 def test_faults_that_together_leave_no_peer_are_refused(tmp_path: Path) -> None:
     def acts(*faults: tuple[str, float, float | None]) -> Path:
         listed = [

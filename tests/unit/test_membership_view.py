@@ -217,7 +217,7 @@ def test_a_peer_on_a_break_is_not_awaited_but_its_round_counts(view: MembershipV
     view.receive(heartbeat("a", round=9, averaged=9, samples=3, takes_part=False, away=True))
     view.receive(heartbeat("left", round=11, averaged=11, takes_part=False))
     assert names(view.participants()) == ["own"]
-    assert (view.newest_round(), view.newest_averaged("averaged")) == (9, 9)
+    assert (view.newest_round(), view.newest_averaged()) == (9, 9)
     assert view.lost() == frozenset()
 
 

@@ -349,17 +349,6 @@ def test_identity_and_configuration() -> None:
     assert (columns["state"], columns["stop_reason"]) == ("completed", "rounds")
 
 
-def test_local_updates_commit_every_computed_sample() -> None:
-    spec = make_spec(swarm=SwarmConfig(peers=2, target_batch_size=128, use_local_updates=True))
-    columns = without(Log(spec=spec), "round")
-    assert columns["rounds"] == 4
-    assert columns["goodput"] == 1.0
-    assert columns["samples_per_s"] == 544 / 4.5
-    assert columns["samples_to_target"] == 512
-    assert columns["payload_bytes_per_round"] is None
-    assert columns["payload_bytes_per_sample"] == 8000 / 544
-
-
 def test_a_group_returns_exactly_its_declared_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     from rayhive.metrics.groups.weights import Weights
 

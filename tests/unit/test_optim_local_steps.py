@@ -270,6 +270,7 @@ def test_peers_show_the_outer_parameters_for_a_while() -> None:
             {"local_steps": 2, "use_local_updates": True, "reuse_grad_buffers": True},
             {"use_local_updates", "reuse_grad_buffers"},
         ),
+        ({"use_local_updates": True}, {"use_local_updates"}),
         ({"local_steps": 2, "average_opt_statistics": ["exp_avg"]}, {"average_opt_statistics"}),
         ({"local_steps": 2, "grad_averager_factory": Averager}, {"grad_averager_factory"}),
     ],

@@ -228,11 +228,10 @@ def test_a_group_size_is_refused_and_not_ignored(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("every", "options", "period", "reason"),
     [
-        (4, {"use_local_updates": True}, 4, None),
+        (4, {"extra_tensors": (torch.zeros(2),)}, 4, None),
         ("auto", {}, None, None),
         ("auto", {"extra_tensors": (torch.zeros(2, dtype=torch.int64),)}, None, None),
         ("auto", {"extra_tensors": (torch.zeros(2),)}, 1, "extra tensors"),
-        ("auto", {"use_local_updates": True}, 1, "steps on its own"),
     ],
 )
 def test_auto_means_every_round_where_replicas_always_differ(

@@ -22,6 +22,8 @@ from rayhive.strategy.arguments import (
 )
 from rayhive.strategy.strategy import HivemindStrategy
 
+HALF = Float16Compression()
+
 
 def refused(**arguments: Any) -> dict[str, str]:
     """Return the problems of the arguments by key; no DHT may have been started."""
@@ -48,11 +50,11 @@ def test_exactly_what_hivemind_can_run_is_accepted(
     step = gradients if optimizer is None else optimizer
     on_host = (state or step or gradients) if offload is None else offload
     valid = (not gradients or step) and (not step or (on_host and state))
-    problems = list(check_delays(delays, use_local_updates=False))
+    problems = list(check_delays(delays))
     assert valid == (not problems)
     # each problem names a flag, and setting those flags is enough
     fixed = {**flags, **{problem.key: True for problem in problems}}
-    assert list(check_delays(resolve_delays(fixed), use_local_updates=False)) == []
+    assert list(check_delays(resolve_delays(fixed))) == []
 
 
 def test_the_documented_combinations_are_accepted() -> None:
@@ -69,25 +71,38 @@ def test_the_documented_combinations_are_accepted() -> None:
         assert strategy.settings.optimizer["offload_optimizer"] is offload
 
 
-def test_local_updates_go_with_nothing_that_needs_gradients() -> None:
-    found = refused(
-        use_local_updates=True,
-        offload_optimizer=True,
-        delay_state_averaging=True,
-        delay_grad_averaging=True,
-        reuse_grad_buffers=True,
-        grad_averager_factory=print,
-    )
-    assert found.keys() == {
-        "offload_optimizer",
-        "delay_optimizer_step",
-        "delay_grad_averaging",
-        "reuse_grad_buffers",
-        "grad_averager_factory",
-    }
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({}, {}),
+        ({"average_state_every": 4}, {"local_steps": 4}),
+        ({"average_opt_statistics": ("exp_avg",)}, {"inner_state": "average"}),
+        ({"delay_state_averaging": True}, {"delay_grad_averaging": True}),
+        ({"offload_optimizer": True}, {"offload_optimizer": None}),
+        ({"outer_lr": 0.7, "inner_state": "reset"}, {}),
+        (
+            {"state_averaging_compression": HALF},
+            {"state_averaging_compression": HALF, "grad_compression": HALF},
+        ),
+    ],
+)
+def test_local_updates_are_local_steps(given: dict[str, Any], meant: dict[str, Any]) -> None:
+    """hivemind's mode and its documented options, as the local steps that do the same."""
+    replaced = {"average_state_every", "average_opt_statistics"}
+    kept = {name: value for name, value in given.items() if name not in replaced}
+    mean = {"local_steps": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
     with mock.patch("hivemind.DHT", autospec=True):
-        local = HivemindStrategy(64, use_local_updates=True, delay_state_averaging=True)
-    assert not local.settings.optimizer["offload_optimizer"]
+        found = HivemindStrategy(64, use_local_updates=True, **given).settings.optimizer
+        wanted = HivemindStrategy(64, **{**mean, **kept, **meant}).settings.optimizer
+    assert {"average_state_every": "auto", **found} == {"average_state_every": "auto", **wanted}
+
+
+def test_local_updates_exclude_what_local_steps_exclude() -> None:
+    found = refused(
+        use_local_updates=True, reuse_grad_buffers=True, min_peers=2, average_state_every=0
+    )
+    assert found.keys() == {"reuse_grad_buffers", "min_peers", "average_state_every"}
+    assert refused(use_local_updates=True, local_steps=4).keys() == {"use_local_updates"}
 
 
 def test_rules_of_aggregation_go_with_averagers_that_know_them() -> None:
@@ -97,7 +112,6 @@ def test_rules_of_aggregation_go_with_averagers_that_know_them() -> None:
     assert refused(aggregation="median").keys() == {"aggregation"}
     assert refused(aggregation=["mean"]).keys() == {"aggregation"}
     assert "PowerSGD" in refused(**robust, grad_averager_factory=factorised)["aggregation"]
-    assert refused(**robust, use_local_updates=True).keys() == {"aggregation"}
     own = refused(**robust, outlier_filter="finite", grad_averager_factory=print)
     assert own.keys() == {"aggregation", "outlier_filter"}
     with mock.patch("hivemind.DHT", autospec=True):

@@ -45,11 +45,6 @@ def test_extra_tensors_make_parameters_travel_in_every_round() -> None:
     assert found.state_bytes == DENSE + 100
 
 
-def test_local_updates_send_parameters_only() -> None:
-    found = traffic(SwarmConfig(peers=2, use_local_updates=True))
-    assert (found.gradient_bytes, found.state_bytes, found.state_every) == (0, DENSE, 1)
-
-
 def test_the_slowest_link_and_the_longest_round_trip_bound_the_time() -> None:
     # two peers send one payload each; a round trip is 2 * (10 + 40) ms
     two = traffic(swarm((1, 100, 10), (1, 20, 40)))

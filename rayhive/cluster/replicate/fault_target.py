@@ -15,7 +15,7 @@ from rayhive.cluster.replicate.peer_actor import Started
 from rayhive.cluster.replicate.peer_table import PeerRecord, PeerTable
 from rayhive.cluster.replicate.swarm import Swarm
 from rayhive.errors import ClusterError
-from rayhive.events import GROUPED, Event, PeerReady, Round, StateRound
+from rayhive.events import GROUPED, Event, PeerReady, Round
 from rayhive.events.event import E
 from rayhive.faults.node_tools import ArgsT, NodeTool, StateT, Verb
 from rayhive.faults.target import OTHER_NODE, ProcessRole
@@ -165,9 +165,7 @@ class SwarmTarget:
         """Return whether a peer has averaged with other peers, which a late one has to do first."""
         if not self._record(peer).late:
             return True
-        local = self._spec.swarm.use_local_updates
-        last: Round | StateRound | None
-        last = self.last(StateRound, peer) if local else self.last(Round, peer)
+        last = self.last(Round, peer)
         if last is None or last.peer != self.incarnation(peer):
             return False
         return last.outcome in GROUPED

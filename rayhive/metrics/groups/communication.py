@@ -134,10 +134,6 @@ class Communication(MetricGroup):
         steps |= {(event.peer, event.round) for event in timeline.of(Transition)}
         averaging = _averaging_seconds(timeline)
         state, dense_state = (ratio(x, len(steps)) for x in (_sent(states), _dense_state(timeline)))
-        if timeline.spec.swarm.use_local_updates:
-            all_dense, everything = dense_state, state
-        else:
-            all_dense, everything = _plus(dense, dense_state), _plus(measured, state)
         unknown = dict.fromkeys(_OF_PAYLOAD) if _uncounted(timeline) else {}
         return {
             "payload_bytes_per_round": measured,
@@ -149,7 +145,7 @@ class Communication(MetricGroup):
             "payload_bytes_per_sample": ratio(
                 _sent(gradients) + _sent(states), timeline.committed()
             ),
-            "compression_ratio": ratio(all_dense, everything),
+            "compression_ratio": ratio(_plus(dense, dense_state), _plus(measured, state)),
             "gradient_compression_ratio": ratio(dense, measured),
             "averaging_p50_s": percentile(averaging, 50),
             "averaging_p95_s": percentile(averaging, 95),

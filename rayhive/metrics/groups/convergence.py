@@ -145,13 +145,10 @@ def evaluation_points(
 
 def _point(timeline: Timeline, events: Sequence[Evaluation]) -> EvaluationPoint:
     number = max(event.round for event in events)
-    local = timeline.spec.swarm.use_local_updates
     metrics = set.intersection(*(set(event.values) for event in events))
     return EvaluationPoint(
         round=number,
-        samples=sum(event.samples or 0 for event in events)
-        if local
-        else timeline.committed(number),
+        samples=timeline.committed(number),
         clock_s=max(timeline.clock_of(event) for event in events),
         values={name: fmean(event.values[name] for event in events) for name in sorted(metrics)},
     )

@@ -141,8 +141,6 @@ def samples_lost(timeline: Timeline) -> int | None:
     """
     if timeline.span is None:
         return None
-    if timeline.spec.swarm.use_local_updates:
-        return 0
     left = dict(timeline.computed_by_peer)
     for event in timeline.of(Round):
         if timeline.applied(event):

@@ -34,7 +34,6 @@ class AverageStateEvery(Axis):
     type = Period
     default = "auto"
     kind = "choice"
-    gradients = False
     column = Column(
         "average_state_every", "Rounds between two averagings of parameters", type="text"
     )

@@ -84,8 +84,6 @@ class Axis(ABC):
             configurations to which it does not apply.
         drawn_after: Further axes that are drawn earlier, because they determine the tensor sizes
             of :meth:`narrowed`.
-        gradients: Whether it changes the averaging of gradients; ``swarm.use_local_updates``
-            averages none, and allows only the default then.
         excluded_by: Axes that :meth:`excludes` reads.
         payload_argument: Argument of :func:`rayhive.compression.payload.payload` that takes its
             value; None if the bytes of a round do not depend on it.
@@ -100,7 +98,6 @@ class Axis(ABC):
     kind: ClassVar[Literal["choice", "integer", "number"]]
     depends_on: ClassVar[tuple[str, ...]] = ()
     drawn_after: ClassVar[tuple[str, ...]] = ()
-    gradients: ClassVar[bool] = True
     excluded_by: ClassVar[tuple[str, ...]] = ()
     payload_argument: ClassVar[str | None] = None
     column: ClassVar[Column]
@@ -129,10 +126,7 @@ class Axis(ABC):
 
     def conflicts(self, value: Any, swarm: SwarmConfig) -> Iterator[str]:
         """Find settings of the swarm that exclude a value, and yield the text of each problem."""
-        alone = self.gradients and not self.depends_on
-        if swarm.use_local_updates and alone and value != self.default:
-            allowed = "null" if self.default is None else self.default
-            yield f"{allowed} with swarm.use_local_updates: gradients are not averaged"
+        yield from ()
 
     def excludes(self, value: Any, values: Values) -> Iterator[str]:
         """Find values of other axes that exclude a value, and yield the text of each problem.

@@ -9,7 +9,6 @@ from rayhive.columns import Column
 from rayhive.errors import Problem, unknown
 from rayhive.registry import CODECS
 from rayhive.spec.axes.base import Axis, Values
-from rayhive.spec.swarm import SwarmConfig
 
 
 class Codec(Axis):
@@ -32,11 +31,6 @@ class Codec(Axis):
         if not codec.available():
             allowed = f"a codec whose dependency is installed: install {codec.requires}"
             yield Problem(key, value, allowed)
-
-    def conflicts(self, value: Any, swarm: SwarmConfig) -> Iterator[str]:
-        """Find a codec of gradients where parameters are averaged."""
-        for allowed in super().conflicts(value, swarm):
-            yield f"{allowed}; space.state_codec is the codec of parameters"
 
     def apply(self, arguments: dict[str, Any], values: Values) -> None:
         """Build the codec, unless an axis of its own does: ``threshold`` or ``top_k``."""

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from rayhive.columns import Column
 from rayhive.errors import Problem, unknown
 from rayhive.spec.axes.base import Axis, Values
-from rayhive.spec.swarm import SwarmConfig
 
 DelayName = Literal["none", "state", "optimizer", "gradients"]
 
@@ -30,7 +29,6 @@ class Delay(Axis):
     type = DelayName
     default = "none"
     kind = "choice"
-    gradients = False
     column = Column("delay", "Work that runs in the background", type="text")
     examples = ("none", "gradients")
 
@@ -38,17 +36,6 @@ class Delay(Axis):
         """Find an unknown delay."""
         if not isinstance(value, str) or value not in DELAY_FLAGS:
             yield unknown(key, value, DELAY_FLAGS)
-
-    def conflicts(self, value: Any, swarm: SwarmConfig) -> Iterator[str]:
-        """Find an offloaded optimizer with local updates: hivemind accepts it and trains nothing.
-
-        Local updates step the module's own parameters, and the offloaded optimizer holds a copy.
-        """
-        if swarm.use_local_updates and value in ("optimizer", "gradients"):
-            yield (
-                "none or state with swarm.use_local_updates: there are no gradients to average, "
-                "and an offloaded optimizer would never move the weights"
-            )
 
     def apply(self, arguments: dict[str, Any], values: Values) -> None:
         """Set the flags."""

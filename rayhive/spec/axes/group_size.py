@@ -63,7 +63,6 @@ class GroupSize(Axis):
 
     def conflicts(self, value: Any, swarm: SwarmConfig) -> Iterator[str]:
         """Find rules of aggregation that need more peers than a pair has."""
-        yield from super().conflicts(value, swarm)
         if value == PAIR and swarm.aggregation != "mean":
             yield f"all with swarm.aggregation {swarm.aggregation}: a pair has a mean only"
 

@@ -36,7 +36,6 @@ class MinPeers(Axis):
 
     def conflicts(self, value: Any, swarm: SwarmConfig) -> Iterator[str]:
         """Find quorums that have no effect, or the effect of another value."""
-        yield from super().conflicts(value, swarm)
         if value is None or not is_whole(value, 2, MOST_PEERS):
             return
         least = swarm.peers // 2 + 1

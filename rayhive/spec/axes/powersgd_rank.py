@@ -35,7 +35,6 @@ class PowerSGDRank(Axis):
 
     def conflicts(self, value: Any, swarm: SwarmConfig) -> Iterator[str]:
         """Find robust aggregation rules, which need the gradients of every peer."""
-        yield from super().conflicts(value, swarm)
         if swarm.aggregation != "mean" and value is not None:
             yield f"null with swarm.aggregation {swarm.aggregation}: factors have to be averaged"
 

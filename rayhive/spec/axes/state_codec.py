@@ -18,7 +18,6 @@ class StateCodec(Axis):
     type = str
     default = "none"
     kind = "choice"
-    gradients = False
     column = Column("state_codec", "Codec of the parameters", type="text")
     examples = ("none", "float16")
 
