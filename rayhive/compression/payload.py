@@ -198,23 +198,25 @@ def _payload_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def allreduce_bytes(payload_bytes: int, peers: int) -> Fraction:
+def allreduce_bytes(payload_bytes: int, peers: int, groups: int = 1) -> Fraction:
     """Return the bytes that a peer sends in one round, as the mean over the peers [bytes].
 
     The mean is 2(N - 1)/N payloads, the cost of a reduce-scatter and an all-gather (Patarasuk and
     Yuan, J. Parallel Distrib. Comput. 69, 2009). With more than two peers, a peer that reduces more
-    sends more, because a part has a single reducer. Replies are as long as requests.
+    sends more, because a part has a single reducer. Replies are as long as requests. A group of g
+    peers sends 2(g - 1) payloads, so that all groups of N peers send 2(N - groups).
 
     Args:
         payload_bytes: ``Payload.bytes_per_transfer``.
         peers: Peers of the round; a single peer sends nothing.
+        groups: Groups that they form.
 
     Raises:
         ValueError: There are no peers.
     """
     if peers < 1:
         raise ValueError(f"a round has at least one peer, not {peers}")
-    return Fraction(2 * (peers - 1) * payload_bytes, peers)
+    return Fraction(2 * (peers - groups) * payload_bytes, peers)
 
 
 def _phase_bytes(

@@ -276,6 +276,8 @@ class GradientRounds:
         self.peer.reporter.refusals(round_.number, result, "gradients")
         group = [peer.to_bytes() for peer in result]
         self.peer.partitions.note_group(group)
+        if self.peer.pairs:  # one of the other side is enough: parameters differ in any case
+            self.peer.partitions.note_averaged(group, lambda missing: False)
         self.peer.tracker.note_group(round_.number, group)
         if getattr(result, "excluded", False):
             round_.samples = 0

@@ -140,11 +140,11 @@ def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, 
     predicted = configuration_payload(gradients, spec.configuration, rates=rates)
     rounds = fragment_payloads(gradients, spec.configuration, rates=rates)
     sent = sum(each.bytes_per_transfer for each in rounds)
-    group = spec.configuration.group_peers(spec.peers)
+    total = allreduce_bytes(sent, spec.peers, spec.configuration.groups(spec.peers))
     return {
         "shapes": shapes,
         "dense_payload_bytes": predicted.dense_bytes // len(rounds),
         "payload_exact": predicted.exact and len(rounds) == 1,
-        "predicted_payload_bytes_per_round": float(allreduce_bytes(sent, group)) / len(rounds),
+        "predicted_payload_bytes_per_round": float(total) / len(rounds),
         "compressed_tensors": list(predicted.compressed),
     }

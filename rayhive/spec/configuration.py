@@ -65,6 +65,10 @@ class Configuration(Model):
         """Return the peers of a group in a swarm of so many; of an odd number, of most groups."""
         return min(self.group_size, peers) if isinstance(self.group_size, int) else peers
 
+    def groups(self, peers: int) -> int:
+        """Return the groups of a round in a swarm of so many; a peer left over joins the last."""
+        return peers // self.group_peers(peers)
+
     def completed(self) -> Configuration:
         """Return the configuration with the defaults of the axes that apply."""
         return self.model_copy(update=self.values)

@@ -76,8 +76,11 @@ def round_traffic(
     if every is not None:
         seconds += allreduce_seconds(state, swarm) / every
     payloads = [sum(each.bytes_per_transfer for each in rounds), state.bytes_per_transfer]
-    sizes = (size, swarm.peers)
-    sent, sent_state = (float(allreduce_bytes(*each)) for each in zip(payloads, sizes, strict=True))
+    counts = (configuration.groups(swarm.peers), 1)
+    sent, sent_state = (
+        float(allreduce_bytes(size, swarm.peers, groups))
+        for size, groups in zip(payloads, counts, strict=True)
+    )
     limited = any(cls.link is not None for _, cls in swarm.peer_classes)
     return RoundTraffic(
         gradients=gradients,

@@ -140,6 +140,8 @@ def test_the_share_of_a_peer_is_exact() -> None:
     assert allreduce_bytes(1000, 2) == 1000
     assert allreduce_bytes(1000, 3) == Fraction(4000, 3)
     assert allreduce_bytes(1000, 4) == 1500
+    assert allreduce_bytes(1000, 4, groups=2) == 1000  # pairs
+    assert allreduce_bytes(1000, 5, groups=2) == 1200  # a pair, and a group of three
     with pytest.raises(ValueError, match="at least one peer"):
         allreduce_bytes(1000, 0)
 

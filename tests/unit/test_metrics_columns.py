@@ -11,6 +11,7 @@ from rayhive.columns import Row
 from rayhive.events import Event, make_event
 from rayhive.metrics.rows import timeline_row
 from rayhive.spec import Configuration, Link, NodeClass, SwarmConfig
+from tests.fixtures.faulted import Story
 from tests.fixtures.logs import Log, make_spec, timeline_of
 
 
@@ -244,6 +245,18 @@ def test_only_complete_rounds_are_compared_with_the_prediction(fields: dict[str,
     assert columns["payload_bytes_per_round"] == 4000.0
     assert columns["payload_matches"] is True
     assert columns["rounds"] == 4
+
+
+@pytest.mark.parametrize(("size", "complete"), [(2, 2), (3, 2), (1, 0), (5, 0)])
+def test_rounds_in_pairs_are_complete_if_no_peer_is_alone(size: int, complete: int) -> None:
+    """Of five peers, two are a pair and the others a group of three."""
+    story = Story(configuration=Configuration(local_steps=4, group_size=2), peers=5)
+    names = [f"peer-{number}" for number in range(5)]
+    story.rounds(1.0, 2.0, peers=names)
+    for event in story.of("round"):
+        event["group_size"] = size if event["peer"] in names[:2] else 3
+    columns = timeline_row(story.timeline)
+    assert columns["rounds_complete"] == complete
 
 
 def test_partial_rounds_are_counted() -> None:

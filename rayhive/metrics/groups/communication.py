@@ -48,13 +48,13 @@ class Communication(MetricGroup):
     """Columns from the averaging rounds.
 
     Payload is the content of the tensors as the codec wrote them, without protocol headers. A
-    *complete* round is one in which N peers, as many as began, averaged in one group at the first
-    attempt.
+    *complete* round is one in which N peers, as many as began, averaged in one group, or all of
+    them in pairs, at the first attempt.
 
     * ``payload_bytes_per_round`` [B]: gradient payload sent per peer and complete round, the sum
       over both / their number. None without a complete round.
-    * ``payload_bytes_per_round_predicted`` [B]: the same from shapes and settings alone, 2(N-1)/N
-      of the contribution of one peer; the mean of the peers' predictions before training.
+    * ``payload_bytes_per_round_predicted`` [B]: the same from shapes and settings alone, 2(N-G)/N
+      of the contribution of one peer, for G groups of N peers in all; the mean of the peers' predictions before training.
     * ``state_bytes_per_round`` [B]: payload of state averaging / (peers x rounds), including
       rounds without a state averaging.
     * ``wire_bytes_per_round`` [B]: bytes sent by the nodes' interfaces for peers from the barrier
@@ -66,7 +66,7 @@ class Communication(MetricGroup):
       (``payload_bytes_per_round`` + ``state_bytes_per_round``). A state averaging in a group of g
       peers counts 2(g-1)/g of the dense float32 bytes of all that it averages: parameters,
       optimizer statistics and extra tensors. None if nothing was sent.
-    * ``gradient_compression_ratio`` [×]: 2(N-1)/N of the dense float32 gradients' bytes /
+    * ``gradient_compression_ratio`` [×]: 2(N-G)/N of the dense float32 gradients' bytes /
       ``payload_bytes_per_round``. None if nothing was sent.
     * ``averaging_p50_s``, ``averaging_p95_s`` [s]: percentiles of the duration of a gradient
       all-reduce, over all peers and all rounds with a group, the first of each peer left out as in
@@ -129,7 +129,7 @@ class Communication(MetricGroup):
         measured = ratio(sum(sent), len(sent) * peers)  # exact: one division of whole numbers
         dense = _mean(event.dense_payload_bytes for event in ready)
         if dense is not None:  # of an all-reduce, from the payload of one peer
-            dense = 2 * (peers - 1) * dense / peers
+            dense = 2 * (peers - timeline.spec.configuration.groups(peers)) * dense / peers
         steps = {(event.peer, event.round) for event in gradients}
         steps |= {(event.peer, event.round) for event in timeline.of(Transition)}
         averaging = _averaging_seconds(timeline)
@@ -163,17 +163,19 @@ def _uncounted(timeline: Timeline) -> bool:
 
 
 def complete_rounds(timeline: Timeline) -> list[list[Round]]:
-    """Return the gradient rounds that all initial peers averaged in one group at the first attempt.
+    """Return the gradient rounds that all initial peers averaged together at the first attempt.
 
+    In pairs each peer is in one of several groups: of two peers, or of three if one is left over.
     In a swarm of one peer, which has no groups, the applied rounds count.
     """
     peers = timeline.spec.swarm.peers
+    group = timeline.spec.configuration.group_peers(peers)
+    sizes = {group, group + peers % group}
 
     def is_whole(event: Round) -> bool:
         if peers == 1:
             return event.outcome in APPLIED
-        whole = event.outcome == "averaged" and event.group_size == peers
-        return whole and not event.retries
+        return event.outcome == "averaged" and event.group_size in sizes and not event.retries
 
     return [
         events
