@@ -8,7 +8,6 @@ steps each peer did in each round, and which rounds failed.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.integration.swarm_helpers import call
-from tests.integration.toy import FAST, LOOPBACK, address_in, stay_in_rounds
+from tests.integration.toy import FAST, dht_of_peer, meet_at, stay_in_rounds
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 
@@ -61,7 +60,6 @@ def train(
     folder: str, peer: int, peers: int, rounds: int, failing: list[int], options: dict[str, Any]
 ) -> dict[str, Any]:
     """Train in company; return inner steps of each round, events, and parameters after each."""
-    import hivemind
     import torch
 
     from rayhive.optim.optimizer import RayhiveOptimizer
@@ -70,17 +68,7 @@ def train(
     stay_in_rounds()
     flags = {"delay_state_averaging": False, **DELAY_FLAGS[options.pop("delay", "none")]}
     place = Path(folder)
-    dht = hivemind.DHT(
-        start=True,
-        host_maddrs=LOOPBACK,
-        use_relay=False,
-        initial_peers=[] if peer == 0 else address_in(place),
-    )
-    if peer == 0:
-        import json
-
-        (place / "part").write_text(json.dumps([str(a) for a in dht.get_visible_maddrs()]))
-        (place / "part").rename(place / "address")
+    dht = dht_of_peer(place, peer)
     parameters = [torch.nn.Parameter(torch.tensor(v, dtype=torch.float32)) for v in start()]
     inner = torch.optim.AdamW(parameters, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
     events: list[tuple[str, dict[str, Any]]] = []
@@ -95,25 +83,18 @@ def train(
     )
     assert optimizer.tracker.wait_for_peers(peers, 60)
 
-    def meet(where: str) -> None:
-        (place / f"{where}-{peer}").touch()
-        deadline = time.monotonic() + 120
-        while len(list(place.glob(f"{where}-*"))) < peers:
-            assert time.monotonic() < deadline, f"nobody came to {where}"
-            time.sleep(0.01)
-
     averager = optimizer.grad_averager
     schedule, begun = averager.schedule_step, [0]
 
     def may_fail(*args: Any, **kwargs: Any) -> Any:
         if begun[0] in failing:
-            meet(f"failure-of-{begun[0]}-")
+            meet_at(place, f"failure-of-{begun[0]}-", peer, peers)
             raise RuntimeError("planned failure")
         return schedule(*args, **kwargs)
 
     averager.schedule_step = may_fail
     optimizer.before_round = lambda number, _: begun.__setitem__(0, number)
-    meet("start")
+    meet_at(place, "start", peer, peers)
     averaged = optimizer.state_averager.optimizer
     steps, trace, number = Counter[int](), [], 0
     while optimizer.local_epoch < rounds:
@@ -133,7 +114,7 @@ def train(
             raise AssertionError("a round was missed")
     while optimizer.state_averager.pending_updates:
         optimizer.settle()
-    meet("end")
+    meet_at(place, "end", peer, peers)
     state = [s["momentum_buffer"] for s in averaged.state.values() if "momentum_buffer" in s]
     result = {
         "steps": [steps[n] for n in range(1, rounds + 1)],

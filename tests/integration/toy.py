@@ -159,6 +159,31 @@ def address_in(folder: Path) -> Any:
     return json.loads((folder / "address").read_text())
 
 
+def dht_of_peer(place: Path, peer: int) -> Any:
+    """Return a running DHT of one peer of a test; the others find the first one's in a folder."""
+    import hivemind
+
+    dht = hivemind.DHT(
+        start=True,
+        host_maddrs=LOOPBACK,
+        use_relay=False,
+        initial_peers=[] if peer == 0 else address_in(place),
+    )
+    if peer == 0:
+        (place / "part").write_text(json.dumps([str(a) for a in dht.get_visible_maddrs()]))
+        (place / "part").rename(place / "address")
+    return dht
+
+
+def meet_at(place: Path, where: str, peer: int, peers: int) -> None:
+    """Wait until all peers of a test have come to the same point."""
+    (place / f"{where}-{peer}").touch()
+    deadline = time.monotonic() + 120
+    while len(list(place.glob(f"{where}-*"))) < peers:
+        assert time.monotonic() < deadline, f"nobody came to {where}"
+        time.sleep(0.01)
+
+
 def trainer(strategy: Any, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
     """Return a trainer that does nothing but train."""
     settings: dict[str, Any] = {

@@ -54,7 +54,8 @@ class Communication(MetricGroup):
     * ``payload_bytes_per_round`` [B]: gradient payload sent per peer and complete round, the sum
       over both / their number. None without a complete round.
     * ``payload_bytes_per_round_predicted`` [B]: the same from shapes and settings alone, 2(N-G)/N
-      of the contribution of one peer, for G groups of N peers in all; the mean of the peers' predictions before training.
+      of the contribution of one peer, for G groups of N peers in all; the mean of the peers'
+      predictions before training.
     * ``state_bytes_per_round`` [B]: payload of state averaging / (peers x rounds), including
       rounds without a state averaging.
     * ``wire_bytes_per_round`` [B]: bytes sent by the nodes' interfaces for peers from the barrier
