@@ -47,6 +47,11 @@ class SwarmDHT:
         peers: Addresses to join at; None to begin a swarm.
         arguments: Settings for a DHT that is started here.
 
+    Attributes:
+        dht: The DHT.
+        is_first: Whether no other peer shared a state when this one joined.
+        round_at_join: Newest round of a state that another peer shared then; 0 after the first fit.
+
     Raises:
         StrategyError: An address is malformed, or the given DHT does not run.
         PeerError: No peer answers at the addresses.
@@ -66,7 +71,10 @@ class SwarmDHT:
         self.dht: hivemind.DHT = dht
         self.join()
         joins = dht is not None or peers or arguments.get("use_ipfs")
-        self.is_first = not (joins and self._shared_rounds())
+        shared = self._shared_rounds() if joins else {}
+        self.is_first = not shared
+        others = shared.keys() - {self.dht.peer_id.to_bytes()}
+        self.round_at_join = int(max((shared[peer] for peer in others), default=0))
 
     def join(self) -> None:
         """Start the DHT unless it runs. After :meth:`leave`, rejoin at the former neighbours."""
@@ -131,6 +139,7 @@ class SwarmDHT:
 
     def leave(self) -> None:
         """End the DHT if it was started here; calling it again does nothing."""
+        self.round_at_join = 0  # the module keeps what it has learned
         if self._finalizer is None or not self._finalizer.alive:
             return
         with contextlib.suppress(Exception):

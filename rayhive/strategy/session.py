@@ -296,8 +296,10 @@ class Session:
             take_equal: Download it from a peer in the same round, too. Peers with the same
                 initial parameters do not need that.
         """
-        best = self._swarm.newest_shared_round()
         own = self.optimizer.local_epoch
+        best = self._swarm.newest_shared_round()
+        if best is None and own == 0:  # all that had a state may have died meanwhile
+            best = self._swarm.round_at_join or None
         if best is not None and (best > own or (best == own and take_equal)):
             log.info(f"downloading the state of a peer in round {best}")
             self.optimizer.load_state_from_peers(shared=best)

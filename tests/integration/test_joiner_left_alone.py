@@ -33,11 +33,17 @@ def spec(run_id: str, peer: int, peers: int, **configuration: Any) -> PeerSpec:
 
 
 def join(
-    socket_path: str, folder: Path, configuration: dict[str, Any], *, suspended: bool = False
+    socket_path: str,
+    folder: Path,
+    configuration: dict[str, Any],
+    *,
+    moment: str = "peer_ready",
+    suspended: bool = False,
 ) -> list[PeerLine]:
-    """Return a new peer that is ready to train, and two peers that have trained for a while.
+    """Return a new peer that is starting, and two peers that have trained for a while.
 
     Args:
+        moment: Event of the new peer up to which it has come.
         suspended: Suspend the averagers of these before the new one starts: none sends its state.
     """
     run_id = "alone-" + "-".join(map(str, configuration.values()))
@@ -48,7 +54,7 @@ def join(
         process.suspend()
     joiner = PeerLine(socket_path, spec(run_id, 2, 1, **configuration), folder / "joiner.log")
     joiner.command("start", initial_peers=others[0].of("dht_ready")[0]["addresses"])
-    listen([joiner, *others], lambda: bool(joiner.of("peer_ready")))
+    listen([joiner, *others], lambda: bool(joiner.of(moment)))
     return [joiner, *others]
 
 
@@ -70,6 +76,11 @@ def test_a_peer_without_the_state_does_not_begin_the_run_anew(
         assert time.monotonic() < deadline, joiner.story()
         time.sleep(0.05)
     kill(others)
+    assert_says_no(joiner)
+
+
+def assert_says_no(joiner: PeerLine) -> None:
+    """Check that a peer ends without a round, and says that the state is lost."""
     listen([joiner], lambda: bool(joiner.of("exited")))
     (failed,) = joiner.of("peer_failed")
     assert "the state of the run is lost" in failed["error"], failed
@@ -78,21 +89,44 @@ def test_a_peer_without_the_state_does_not_begin_the_run_anew(
     joiner.connection.close()
 
 
+CONFIGURATIONS = [
+    pytest.param({}, id="rounds"),
+    pytest.param({"local_steps": 4}, id="local_steps", marks=pytest.mark.slow),
+    pytest.param({"local_steps": 4, "fragments": 4}, id="fragments", marks=pytest.mark.slow),
+    pytest.param({"codec": "topk", "error_feedback": True}, id="topk", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
 @pytest.mark.parametrize(
-    "configuration",
+    "moment",
     [
-        pytest.param({}, id="rounds"),
-        pytest.param({"local_steps": 4}, id="local_steps", marks=pytest.mark.slow),
+        "dht_ready",
+        pytest.param("peer_ready", marks=pytest.mark.slow),
+        "state_loaded",
+        pytest.param("round", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("moment", ["state_loaded", pytest.param("round", marks=pytest.mark.slow)])
-def test_a_peer_with_the_state_goes_on_from_it(
+def test_a_peer_left_alone_has_the_trained_state_or_says_no(
     socket_path: str, tmp_path: Path, moment: str, configuration: dict[str, Any]
 ) -> None:
-    joiner, *others = join(socket_path, tmp_path, configuration)
-    joiner.command("train")
-    listen([joiner, *others], lambda: bool(joiner.of(moment)))
+    """It downloads the state between ``dht_ready`` and ``peer_ready``, and then waits to train."""
+    trains = moment not in ("dht_ready", "peer_ready")
+    joiner, *others = join(
+        socket_path, tmp_path, configuration, moment="peer_ready" if trains else moment
+    )
+    if trains:
+        joiner.command("train")
+        listen([joiner, *others], lambda: bool(joiner.of(moment)))
     kill(others)
+    if moment == "dht_ready":
+        listen([joiner], lambda: bool(joiner.of("peer_ready") or joiner.of("exited")))
+    if joiner.of("exited"):
+        assert moment == "dht_ready"
+        assert_says_no(joiner)
+        return
+    if not trains:
+        joiner.command("train")
     listen([joiner], lambda: len(rounds(joiner, outcome="alone")) >= 3)
     joiner.command("stop", reason="enough")
     finish_swarm([joiner])
