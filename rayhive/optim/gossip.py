@@ -35,6 +35,7 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "inner_state": ((None, "keep", "reset"), "keep or reset"),
     "average_state_every": ((None, "auto"), "auto (or absent)"),
     "aggregation": ((None, "mean"), "mean (or absent)"),
+    "min_peers": ((None,), "None (or absent)"),
     "error_feedback": ((None, False), "False (or absent)"),
     "delay_state_averaging": ((None, False), "False"),
     "delay_optimizer_step": ((None, False), "False"),

@@ -175,6 +175,13 @@ class LocalSteps:
     def _finite(self) -> bool:
         return all(bool(torch.isfinite(each).all()) for each in self.parameters)
 
+    def put_back(self) -> None:
+        """Undo :meth:`take`, because other peers have averaged the round without this one."""
+        self._taken = {}
+        before = [carried - self.samples for carried in self._carried]
+        before[self._fragment] = self._taken_samples - self.samples
+        self._carried, self.averager.local_samples_accumulated = before, self.samples
+
     def keep(self) -> None:
         """Keep the progress that a skipped round has taken, for the next round."""
         if self._taken and self._finite:

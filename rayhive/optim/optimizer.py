@@ -111,7 +111,12 @@ class RayhiveOptimizer(hivemind.Optimizer):
     ) -> None:
         factories.refuse_group_size({**kwargs, "averager_opts": averager_opts})
         rule = LocalStepsRule.read(
-            {**kwargs, "average_state_every": average_state_every, "aggregation": aggregation},
+            {
+                **kwargs,
+                "average_state_every": average_state_every,
+                "aggregation": aggregation,
+                "min_peers": min_peers,
+            },
             local_steps, outer_lr, outer_momentum, inner_state, fragments, mixing, group_size,
         )  # fmt: skip
         if rule is not None:
@@ -306,6 +311,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
             finish_gradients = rounds.run(round_)
             if not round_.missed:
                 self._advance(grad_scaler, round_, finish_gradients)
+            elif self.local_steps is not None:
+                self.local_steps.put_back()
             return not round_.missed
 
     def _advance(

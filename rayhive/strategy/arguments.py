@@ -273,9 +273,8 @@ def _check_quorum(options: Mapping[str, Any]) -> Iterator[Problem]:
         return
     if not (_whole(quorum) and quorum >= 2):
         yield Problem("min_peers", quorum, "a whole number, at least 2, or None to await all peers")
-    for name in ("reuse_grad_buffers", "local_steps"):
-        if options.get(name):
-            yield Problem("min_peers", quorum, f"None with {name}")
+    if options.get("reuse_grad_buffers"):
+        yield Problem("min_peers", quorum, "None with reuse_grad_buffers")
     if not takes_rules(with_our_averager(options.get("grad_averager_factory"))):
         yield Problem("min_peers", quorum, "None with a grad_averager_factory of your own")
 

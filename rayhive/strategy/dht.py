@@ -73,8 +73,7 @@ class SwarmDHT:
         joins = dht is not None or peers or arguments.get("use_ipfs")
         shared = self._shared_rounds() if joins else {}
         self.is_first = not shared
-        others = shared.keys() - {self.dht.peer_id.to_bytes()}
-        self.round_at_join = int(max((shared[peer] for peer in others), default=0))
+        self.round_at_join = self._newest_of_others(shared) or 0
 
     def join(self) -> None:
         """Start the DHT unless it runs. After :meth:`leave`, rejoin at the former neighbours."""
@@ -119,8 +118,11 @@ class SwarmDHT:
 
     def newest_shared_round(self) -> int | None:
         """Return the newest round of a state that another peer shares; None if none does."""
+        return self._newest_of_others(self._shared_rounds())
+
+    def _newest_of_others(self, shared: Mapping[bytes, float]) -> int | None:
         own = self.dht.peer_id.to_bytes()
-        rounds = [round_ for peer, round_ in self._shared_rounds().items() if peer != own]
+        rounds = [round_ for peer, round_ in shared.items() if peer != own]
         return int(max(rounds)) if rounds else None
 
     def _shared_rounds(self) -> dict[bytes, float]:

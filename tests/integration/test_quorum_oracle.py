@@ -1,4 +1,4 @@
-"""Rounds that begin with a quorum, against an oracle: every gradient enters one mean, by samples.
+"""Rounds that begin with a quorum, against an oracle: all that peers compute enters one mean.
 
 The oracle is one process in float64, without torch. It takes from the peers only the course of
 events: the round whose parameters each batch had, and the rounds that each peer took part in.
@@ -27,12 +27,20 @@ TARGET, LR, MOMENTUM = 48, 0.05, 0.9
 CLOSE = 5e-5
 #: Number of the late peer, and the time of its batches and of the others' [s].
 LATE, LATE_S, FAST_S = 1, 1.0, 0.03
+#: Rounds of gradients, and those of local steps with all parameters and with two fragments.
+GRADIENTS: dict[str, Any] = {}
+LOCAL = {"local_steps": 1, "outer_lr": 0.7, "outer_momentum": MOMENTUM}
+FRAGMENTS = {**LOCAL, "local_steps": 2, "fragments": 2}
 
 
-def train(folder: str, peer: int, peers: int) -> dict[str, Any]:
-    """Train in company; return the rounds, and the parameters before each batch and after it."""
+def train(folder: str, peer: int, peers: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Train in company; return the rounds, and the parameters before each batch and after it.
+
+    With local steps they are the outer ones.
+    """
     import torch
 
+    from rayhive.optim.local_steps import common_parameters
     from rayhive.optim.optimizer import RayhiveOptimizer
 
     stay_in_rounds()
@@ -45,8 +53,7 @@ def train(folder: str, peer: int, peers: int) -> dict[str, Any]:
 
     def note(kind: str, fields: dict[str, Any]) -> None:
         if kind == "round":
-            used = fields["samples"] or fields["lost"]
-            rounds.append((fields["round"], fields["outcome"], used, len(batches)))
+            rounds.append((fields["round"], fields["outcome"], fields["samples"], len(batches)))
         elif kind == "state_loaded" and fields["kept"]:
             kept.append(fields["kept"])
 
@@ -54,13 +61,13 @@ def train(folder: str, peer: int, peers: int) -> dict[str, Any]:
         dht=dht,
         run_id="quorum",
         target_batch_size=TARGET,
-        optimizer=torch.optim.SGD(parameters, lr=LR, momentum=MOMENTUM),
+        optimizer=torch.optim.SGD(parameters, lr=LR, momentum=0.0 if options else MOMENTUM),
         on_event=note,
         on_failure="skip",
         delay_state_averaging=False,
         min_peers=peers - 1,
         grace_s=0.05,
-        **{**FAST, "averaging_timeout": 60.0},
+        **{**FAST, "averaging_timeout": 60.0, **options},
     )
     averager, begun = optimizer.grad_averager, [0]
     schedule = averager.schedule_step
@@ -70,7 +77,7 @@ def train(folder: str, peer: int, peers: int) -> dict[str, Any]:
             raise RuntimeError("planned failure")
         return schedule(*args, **kwargs)
 
-    averager.schedule_step = may_fail
+    averager.schedule_step = may_fail  # type: ignore[method-assign]
     optimizer.before_round = lambda number, _: begun.__setitem__(0, number)
     assert optimizer.tracker.wait_for_peers(peers, 60)
     meet_at(place, "start", peer, peers)
@@ -78,13 +85,13 @@ def train(folder: str, peer: int, peers: int) -> dict[str, Any]:
     while optimizer.local_epoch < ROUNDS:
         optimizer.begin_batch()
         inputs, wanted = (torch.tensor(a, dtype=torch.float32) for a in batch(peer, len(batches)))
-        batches.append(values(parameters))
+        batches.append(values(common_parameters(optimizer)))
         for parameter in parameters:
             parameter.grad = None
         ((inputs @ parameters[0] + parameters[1] - wanted) ** 2).mean().backward()
         time.sleep(LATE_S if peer == LATE else FAST_S)
         optimizer.step(batch_size=BATCHES[peer])
-        trace.append((optimizer.local_epoch, values(parameters)))
+        trace.append((optimizer.local_epoch, values(common_parameters(optimizer))))
     meet_at(place, "end", peer, peers)
     optimizer.shutdown()
     dht.shutdown()
@@ -109,45 +116,91 @@ def latest(found: list[list[Any]], seen: list[float]) -> int:
     return same[-1]
 
 
-def oracle(logs: list[dict[str, Any]]) -> list[list[Any]]:
-    """Return the parameters after each round; the gradients of a peer wait until its next one."""
+class Contribution:
+    """What one peer has computed and no round has used, for each of the two tensors."""
+
+    def __init__(self, peer: int, log: dict[str, Any], local: bool) -> None:
+        self.peer, self.batches, self.local = peer, log["batches"], local
+        self.rounds = {number: entry for number, *entry in log["rounds"]}
+        self.done, self.sums, self.samples = 0, [0.0, 0.0], [0, 0]
+
+    def compute(self, until: int, found: list[list[Any]]) -> int:
+        """Compute the batches up to one; return their samples."""
+        size, before = BATCHES[self.peer], self.done
+        for number in range(before, until):
+            at = found[latest(found, self.batches[number])]
+            if self.local:  # sums of steps, on the parameters that they have moved
+                at = [outer - moved for outer, moved in zip(at, self.sums, strict=True)]
+            new = gradient(self.peer, number, at)
+            scale = LR if self.local else size
+            self.sums = [old + scale * each for old, each in zip(self.sums, new, strict=True)]
+            self.samples = [count + size for count in self.samples]
+        self.done = until
+        return (until - before) * size
+
+    def take(self, at: int) -> tuple[Any, int]:
+        """Return the sum over samples that enters a mean, and their number."""
+        found, samples = self.sums[at], self.samples[at]
+        self.sums[at], self.samples[at] = 0.0, 0
+        return (samples * found if self.local else found), samples
+
+
+def oracle(logs: list[dict[str, Any]], options: dict[str, Any]) -> list[list[Any]]:
+    """Return the parameters after each round; what a peer computed waits until its next one."""
+    local = bool(options)
+    peers = [Contribution(peer, log, local) for peer, log in enumerate(logs)]
     found, momentum = [start()], [0.0, 0.0]
-    used = [0 for _ in logs]
-    taken = [{number: entry for number, *entry in log["rounds"]} for log in logs]
     for round_ in range(1, ROUNDS + 1):
-        total, samples = [0.0, 0.0], 0
-        for peer, log in enumerate(logs):
-            if round_ not in taken[peer]:
+        members, after = [], list(found[-1])
+        for each in peers:
+            if round_ in each.rounds:
+                outcome, count, known = each.rounds[round_]
+                assert outcome == ("skipped" if round_ in FAILING else "averaged")
+                samples = each.compute(known, found)
+                lost = outcome == "skipped" and not local  # progress is not lost
+                assert count == (0 if lost else samples), (each.peer, round_)
+                members.append(each)
+        for at in (round_ % 2,) if options.get("fragments") else (0, 1):
+            if round_ in FAILING:
+                if not local:  # the gradients of a round that is skipped are lost
+                    for each in members:
+                        each.take(at)
                 continue
-            outcome, count, known = taken[peer][round_]
-            assert outcome == ("skipped" if round_ in FAILING else "averaged"), (peer, round_)
-            assert count == (known - used[peer]) * BATCHES[peer], (peer, round_)
-            if outcome == "averaged":
-                samples += count
-                for number in range(used[peer], known):
-                    begun = latest(found, log["batches"][number])
-                    each = gradient(peer, number, found[begun])
-                    total = [a + BATCHES[peer] * b for a, b in zip(total, each, strict=True)]
-            used[peer] = known
-        after = found[-1]
-        if samples:
-            mean = [value / samples for value in total]
-            momentum = [MOMENTUM * m + g for m, g in zip(momentum, mean, strict=True)]
-            after = [p - LR * m for p, m in zip(after, momentum, strict=True)]
+            parts = [each.take(at) for each in members]
+            mean = sum(part for part, _ in parts) / sum(samples for _, samples in parts)
+            momentum[at] = MOMENTUM * momentum[at] + mean
+            if local:  # Nesterov's
+                after[at] = after[at] - options["outer_lr"] * (mean + MOMENTUM * momentum[at])
+            else:
+                after[at] = after[at] - LR * momentum[at]
         found.append(after)
     return found
 
 
-@pytest.mark.parametrize("peers", [3, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_gradient_enters_one_mean_by_samples(tmp_path: Path, peers: int) -> None:
-    children = [call(train, folder=str(tmp_path), peer=peer, peers=peers) for peer in range(peers)]
+@pytest.mark.parametrize(
+    ("peers", "options"),
+    [
+        pytest.param(3, GRADIENTS, id="3, gradients"),
+        pytest.param(4, GRADIENTS, id="4, gradients", marks=pytest.mark.slow),
+        pytest.param(3, LOCAL, id="3, local steps", marks=pytest.mark.slow),
+        pytest.param(4, FRAGMENTS, id="4, fragments", marks=pytest.mark.slow),
+    ],
+)
+def test_all_that_peers_compute_enters_one_mean_by_samples(
+    tmp_path: Path, peers: int, options: dict[str, Any]
+) -> None:
+    children = [
+        call(train, folder=str(tmp_path), peer=peer, peers=peers, options=options)
+        for peer in range(peers)
+    ]
     logs = [child.result(400) for child in children]
-    wanted = oracle(logs)
+    wanted = oracle(logs, options)
     late = [entry[0] for entry in logs[LATE]["rounds"]]
     assert 5 < len(late) < ROUNDS / 2, "the late peer was in most rounds, or in none"
-    assert len(logs[LATE]["kept"]) > 5, "no gradient of the late peer waited for a round"
+    assert len(logs[LATE]["kept"]) > 5, "nothing of the late peer waited for a round"
     for peer, log in enumerate(logs):
+        averaged = {number for number, outcome, *_ in log["rounds"] if outcome == "averaged"}
         for round_, seen in log["trace"]:
             known = latest(wanted[: round_ + 1], seen)
             # what a peer downloaded may be older than the round until the next average
-            assert known == round_ or (peer == LATE and round_ in FAILING), (peer, round_, known)
+            assert known == round_ or (peer == LATE and round_ not in averaged), (peer, round_)

@@ -21,7 +21,12 @@ from rayhive.strategy.arguments import check_options, check_quorum_delays
         (4, {"min_peers": 2}, {"min_peers": "at least 3, more than half"}),
         (8, {"min_peers": {"low": 5, "high": 7}}, {}),
         (4, {"min_peers": [None, 3], "delay": ["none", "gradients"]}, {"min_peers": "null with"}),
-        (4, {"min_peers": 3, "local_steps": [None, 4]}, {"min_peers": "null with local_steps"}),
+        (4, {"min_peers": 3, "local_steps": [None, 4]}, {}),
+        (
+            4,
+            {"min_peers": 3, "local_steps": 4, "group_size": 2},
+            {"group_size": "all with min_peers 3: a pair awaits both"},
+        ),
         (4, {"grace_s": 2.0}, {"grace_s": "absent without min_peers"}),
         (4, {"min_peers": 3, "grace_s": 90}, {"grace_s": "less than swarm.straggler_timeout"}),
         (4, {"min_peers": 3, "grace_s": -1}, {"grace_s": "at least 0"}),
@@ -56,7 +61,7 @@ def test_a_configuration_is_checked_alike() -> None:
         ({"min_peers": True}, ["min_peers"]),
         ({"min_peers": 2, "grace_s": float("nan")}, ["grace_s"]),
         ({"min_peers": 2, "reuse_grad_buffers": True}, ["min_peers"]),
-        ({"min_peers": 2, "local_steps": 4}, ["min_peers"]),
+        ({"min_peers": 2, "local_steps": 4}, []),
     ],
 )
 def test_arguments_of_the_strategy(options: dict[str, Any], keys: list[str]) -> None:

@@ -26,7 +26,11 @@ ALONE: dict[str, tuple[Any, ...]] = {
     "inner_state": ("keep", "reset", None),
     "fragments": (1, None),
     "mixing": (None,),
+    "min_peers": (None,),
 }
+#: Reasons for which other values are refused.
+UNCHANGED = "pairs exchange parameters as they are"
+WHY = {"min_peers": "a pair awaits both of its peers"}
 
 
 def _read(value: Any) -> Any:
@@ -72,7 +76,7 @@ class GroupSize(Axis):
             return
         for name, allowed in ALONE.items():
             if not any(values[name] == each for each in allowed):
-                yield f"all with {name} {values[name]}: pairs exchange parameters as they are"
+                yield f"all with {name} {values[name]}: {WHY.get(name, UNCHANGED)}"
 
     def apply(self, arguments: dict[str, Any], values: Values) -> None:
         """Set the size."""

@@ -22,7 +22,7 @@ class MinPeers(Axis):
     type = int | None
     default = None
     kind = "integer"
-    excluded_by = ("delay", "local_steps")
+    excluded_by = ("delay",)
     column = Column(
         "min_peers", "Peers with which a round may begin; empty if it awaits all", type="count"
     )
@@ -46,9 +46,7 @@ class MinPeers(Axis):
             yield f"at least {least}, more than half of swarm.peers: a round has one group"
 
     def excludes(self, value: Any, values: Values) -> Iterator[str]:
-        """Find gradients that are averaged in the background, and local steps."""
-        if value is not None and values["local_steps"] is not None:
-            yield "null with local_steps: a round of them awaits all live peers"
+        """Find gradients that are averaged in the background."""
         if value is not None and values["delay"] == "gradients":
             yield (
                 "null with delay gradients: a peer that goes on to the next round before its "
