@@ -12,9 +12,9 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import hivemind
 from hivemind.p2p import P2P, PeerID
@@ -27,6 +27,8 @@ from rayhive.optim.child_processes import ChildProcesses
 from rayhive.strategy.arguments import StrategyError
 
 log = logging.getLogger("rayhive.peer")
+
+T = TypeVar("T")
 
 #: Environment variable of libp2p: whether it dials from the port on which it listens.
 REUSE_PORT = "LIBP2P_TCP_REUSEPORT"
@@ -54,7 +56,7 @@ class SwarmDHT:
 
     Raises:
         StrategyError: An address is malformed, or the given DHT does not run.
-        PeerError: No peer answers at the addresses.
+        PeerError: No peer answers at the addresses, or all peers died while this one joined.
     """
 
     def __init__(
@@ -71,7 +73,11 @@ class SwarmDHT:
         self.dht: hivemind.DHT = dht
         self.join()
         joins = dht is not None or peers or arguments.get("use_ipfs")
+        met = _in_dht(self.dht, _acquaintances) if peers and dht is None else []
         shared = self._shared_rounds() if joins else {}
+        if met and not shared and not _in_dht(self.dht, partial(_any_answers, met)):
+            self.leave()  # without them it would begin anew a run that they may have trained
+            raise PeerError(f"the peers at {', '.join(peers or ())} died while this one joined")
         self.is_first = not shared
         self.round_at_join = self._newest_of_others(shared) or 0
 
@@ -243,6 +249,23 @@ async def _meet(places: Mapping[str, Sequence[str]], dht: hivemind.DHT, node: An
         raise failed[0]
     looking = asyncio.ensure_future(node.find_nearest_nodes([node.node_id]))
     await asyncio.wait([looking], timeout=node.protocol.wait_timeout)
+
+
+def _in_dht(dht: hivemind.DHT, coroutine: Callable[..., Awaitable[T]]) -> T:
+    """Run a coroutine function in the DHT and return its result."""
+    result: T = dht.run_coroutine(coroutine)
+    return result
+
+
+async def _acquaintances(dht: hivemind.DHT, node: Any) -> list[PeerID]:
+    """Return the peers in the routing table; runs in the DHT."""
+    return list(node.protocol.routing_table.peer_id_to_uid)
+
+
+async def _any_answers(peers: Sequence[PeerID], dht: hivemind.DHT, node: Any) -> bool:
+    """Return whether any of some peers answers; runs in the DHT."""
+    answers = await asyncio.gather(*(node.protocol.call_ping(peer) for peer in peers))
+    return any(answer is not None for answer in answers)
 
 
 async def _neighbours(dht: hivemind.DHT, node: Any) -> list[str]:

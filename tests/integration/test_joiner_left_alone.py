@@ -16,6 +16,7 @@ from tests.integration.forkserver_harness import (
     kill_groups,
     start_swarm,
 )
+from tests.integration.swarm_helpers import call
 from tests.integration.test_liveness import averagers, listen, rounds
 
 pytestmark = [pytest.mark.swarm]
@@ -37,13 +38,11 @@ def join(
     folder: Path,
     configuration: dict[str, Any],
     *,
-    moment: str = "peer_ready",
     suspended: bool = False,
 ) -> list[PeerLine]:
-    """Return a new peer that is starting, and two peers that have trained for a while.
+    """Return a new peer that is ready to train, and two peers that have trained for a while.
 
     Args:
-        moment: Event of the new peer up to which it has come.
         suspended: Suspend the averagers of these before the new one starts: none sends its state.
     """
     run_id = "alone-" + "-".join(map(str, configuration.values()))
@@ -54,7 +53,7 @@ def join(
         process.suspend()
     joiner = PeerLine(socket_path, spec(run_id, 2, 1, **configuration), folder / "joiner.log")
     joiner.command("start", initial_peers=others[0].of("dht_ready")[0]["addresses"])
-    listen([joiner, *others], lambda: bool(joiner.of(moment)))
+    listen([joiner, *others], lambda: bool(joiner.of("peer_ready")))
     return [joiner, *others]
 
 
@@ -76,17 +75,68 @@ def test_a_peer_without_the_state_does_not_begin_the_run_anew(
         assert time.monotonic() < deadline, joiner.story()
         time.sleep(0.05)
     kill(others)
-    assert_says_no(joiner)
-
-
-def assert_says_no(joiner: PeerLine) -> None:
-    """Check that a peer ends without a round, and says that the state is lost."""
     listen([joiner], lambda: bool(joiner.of("exited")))
     (failed,) = joiner.of("peer_failed")
     assert "the state of the run is lost" in failed["error"], failed
     assert not [event for event in joiner.of("round") if event["samples"]]
     assert joiner.of("exited")[0]["exit_code"] != 0
     joiner.connection.close()
+
+
+def trains(folder: str) -> None:
+    """Train alone for long."""
+    from rayhive import HivemindStrategy
+    from tests.integration.toy import ALONE, Regression, UntilRound, loader, share_address, trainer
+
+    strategy = HivemindStrategy(**ALONE)
+    place = Path(folder)
+    shared = UntilRound(10**6, at_round=lambda _: (place / "trained").touch())
+    share_address(strategy, place)
+    trainer(strategy, shared).fit(Regression(), loader())
+
+
+def joins(folder: str, other: int, known: bool) -> str:
+    """Join the run of a peer that dies at once; return the error.
+
+    Args:
+        folder: Folder with the address of the other peer.
+        other: Its process group.
+        known: Whether the DHT of this peer was told of the run when the two met.
+    """
+    import os
+    import signal
+
+    from rayhive import HivemindStrategy
+    from rayhive.errors import PeerError
+    from rayhive.strategy.dht import SwarmDHT
+    from tests.integration.toy import ALONE, Regression, UntilRound, address_in, loader, trainer
+
+    look = SwarmDHT._shared_rounds
+
+    def too_late(dht: SwarmDHT) -> dict[bytes, float]:
+        os.killpg(other, signal.SIGKILL)
+        return look(dht) if known else {}
+
+    SwarmDHT._shared_rounds = too_late  # type: ignore[method-assign]
+    with pytest.raises(PeerError) as found:
+        strategy = HivemindStrategy(**ALONE, initial_peers=address_in(Path(folder)))
+        trainer(strategy, UntilRound(3)).fit(Regression(), loader())
+    return str(found.value)
+
+
+@pytest.mark.usefixtures("forks")
+@pytest.mark.parametrize(
+    ("known", "text"), [(True, "the state of the run is lost"), (False, "died while this one")]
+)
+def test_a_peer_that_met_the_others_just_before_they_died_does_not_begin_anew(
+    tmp_path: Path, known: bool, text: str
+) -> None:
+    first = call(trains, folder=str(tmp_path))
+    deadline = time.monotonic() + 60.0
+    while not (tmp_path / "trained").exists():
+        assert time.monotonic() < deadline, first.end_of_log()
+        time.sleep(0.05)
+    assert text in call(joins, folder=str(tmp_path), other=first.pid, known=known).result()
 
 
 CONFIGURATIONS = [
@@ -101,36 +151,26 @@ CONFIGURATIONS = [
 @pytest.mark.parametrize(
     "moment",
     [
-        "dht_ready",
         pytest.param("peer_ready", marks=pytest.mark.slow),
         "state_loaded",
         pytest.param("round", marks=pytest.mark.slow),
     ],
 )
-def test_a_peer_left_alone_has_the_trained_state_or_says_no(
+def test_a_peer_with_the_state_goes_on_from_it(
     socket_path: str, tmp_path: Path, moment: str, configuration: dict[str, Any]
 ) -> None:
-    """It downloads the state between ``dht_ready`` and ``peer_ready``, and then waits to train."""
-    trains = moment not in ("dht_ready", "peer_ready")
-    joiner, *others = join(
-        socket_path, tmp_path, configuration, moment="peer_ready" if trains else moment
-    )
-    if trains:
-        joiner.command("train")
+    """At ``peer_ready`` it has downloaded the state, and waits for the command to train."""
+    joiner, *others = join(socket_path, tmp_path, configuration)
+    if moment == "peer_ready":
+        kill(others)
+    joiner.command("train")
+    if moment != "peer_ready":
         listen([joiner, *others], lambda: bool(joiner.of(moment)))
-    kill(others)
-    if moment == "dht_ready":
-        listen([joiner], lambda: bool(joiner.of("peer_ready") or joiner.of("exited")))
-    if joiner.of("exited"):
-        assert moment == "dht_ready"
-        assert_says_no(joiner)
-        return
-    if not trains:
-        joiner.command("train")
+        kill(others)
     listen([joiner], lambda: len(rounds(joiner, outcome="alone")) >= 3)
     joiner.command("stop", reason="enough")
     finish_swarm([joiner])
     joiner.connection.close()
     first, trained = others[0].of("weights")[0], others[0].of("weights")[-1]
-    after = next(event for event in joiner.of("weights") if event["round"] >= trained["round"])
-    assert after.distance(trained) < 0.2 * after.distance(first)
+    after = joiner.of("weights")[-1]
+    assert after.distance(trained) < 0.2 * after.distance(first), joiner.story()
