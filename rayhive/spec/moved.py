@@ -29,26 +29,22 @@ def moved_to_space(data: Mapping[str, Any], warn: bool = True) -> dict[str, Any]
     texts = [f"swarm.{name} is now space.{name}" for name in moved]
     if moved:
         found["swarm"] = {name: value for name, value in swarm.items() if name not in moved}
-        _each(found, lambda entry: {**moved, **entry}, space={**axes, **moved})
+        _rewrite(found, lambda given: {**moved, **given})
     local = swarm.get("use_local_updates")
     if local is False or (local is True and "local_steps" not in axes):
         found["swarm"] = {k: v for k, v in found["swarm"].items() if k != "use_local_updates"}
         if local:
             keys = ", ".join(f"space.{name}: {value}" for name, value in LOCAL_UPDATES.items())
             texts.append(f"swarm.use_local_updates is now {keys}")
-            _each(found, _as_local_steps, space=_as_local_steps(found.get("space", {})))
+            _rewrite(found, _as_local_steps)
     for text in texts if warn else ():
         warnings.warn(text, FutureWarning, stacklevel=3)
     return found
 
 
-def _each(
-    found: dict[str, Any],
-    change: Callable[[Mapping[str, Any]], dict[str, Any]],
-    space: dict[str, Any],
-) -> None:
-    """Set the space of a study, and change its enqueued configurations."""
-    found["space"] = space
+def _rewrite(found: dict[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+    """Change the space of a study, and its enqueued configurations."""
+    found["space"] = change(found.get("space", {}))
     queued = found.get("enqueue", ())
     if isinstance(queued, (list, tuple)):
         found["enqueue"] = [
