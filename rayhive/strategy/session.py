@@ -298,8 +298,8 @@ class Session:
         """
         own = self.optimizer.local_epoch
         best = self._swarm.newest_shared_round()
-        if best is None and own == 0:  # all that had a state may have died meanwhile
-            best = self._swarm.round_at_join or None
+        if own == 0 and self._swarm.round_at_join > (best or 0):
+            best = self._swarm.round_at_join  # all that had its state may have died meanwhile
         if best is not None and (best > own or (best == own and take_equal)):
             log.info(f"downloading the state of a peer in round {best}")
             self.optimizer.load_state_from_peers(shared=best)
