@@ -8,7 +8,7 @@ from typing import Any
 
 #: Fields of ``swarm`` in version 0.1 that are axes now.
 MOVED = ("average_state_every", "state_codec")
-#: Axes in place of ``swarm.use_local_updates`` in earlier versions.
+#: Local steps in place of ``use_local_updates``.
 LOCAL_UPDATES: dict[str, Any] = {"local_steps": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
 
 

@@ -25,6 +25,7 @@ from rayhive.membership import addresses
 from rayhive.optim.factories import group_size_problems
 from rayhive.optim.local_rule import local_steps_problems
 from rayhive.optim.optimizer import RayhiveOptimizer
+from rayhive.spec.moved import LOCAL_UPDATES
 from rayhive.spec.swarm import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
 
 #: Default addresses that a DHT listens on.
@@ -130,7 +131,7 @@ def as_local_steps(arguments: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(arguments)
     if found.get("local_steps") is not None or not found.pop("use_local_updates", False):
         return found  # both are told as a mistake
-    mean: dict[str, Any] = {"local_steps": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
+    mean = dict(LOCAL_UPDATES)
     every: Any = found.get("average_state_every")
     if _whole(every) and every >= 1:
         mean["local_steps"], found["average_state_every"] = every, "auto"

@@ -12,9 +12,9 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import hivemind
 from hivemind.p2p import P2P, PeerID
@@ -27,8 +27,6 @@ from rayhive.optim.child_processes import ChildProcesses
 from rayhive.strategy.arguments import StrategyError
 
 log = logging.getLogger("rayhive.peer")
-
-T = TypeVar("T")
 
 #: Environment variable of libp2p: whether it dials from the port on which it listens.
 REUSE_PORT = "LIBP2P_TCP_REUSEPORT"
@@ -73,11 +71,7 @@ class SwarmDHT:
         self.dht: hivemind.DHT = dht
         self.join()
         joins = dht is not None or peers or arguments.get("use_ipfs")
-        met = _in_dht(self.dht, _acquaintances) if peers and dht is None else []
-        shared = self._shared_rounds() if joins else {}
-        if met and not shared and not _in_dht(self.dht, partial(_any_answers, met)):
-            self.leave()  # without them it would begin anew a run that they may have trained
-            raise PeerError(f"the peers at {', '.join(peers or ())} died while this one joined")
+        shared = self._rounds_at_join() if joins else {}
         self.is_first = not shared
         self.round_at_join = self._newest_of_others(shared) or 0
 
@@ -130,6 +124,21 @@ class SwarmDHT:
         own = self.dht.peer_id.to_bytes()
         rounds = [round_ for peer, round_ in shared.items() if peer != own]
         return int(max(rounds)) if rounds else None
+
+    def _rounds_at_join(self) -> dict[bytes, float]:
+        """Return the round of each peer that shares its state, as known when this one joined.
+
+        Raises:
+            PeerError: All peers died meanwhile. Without them this peer would begin anew a run that
+                they may have trained.
+        """
+        starts = self._given is None and self._peers
+        met = self.dht.run_coroutine(_acquaintances) if starts else []
+        shared = self._shared_rounds()
+        if met and not shared and not self.dht.run_coroutine(partial(_any_answers, met)):
+            self.leave()
+            raise PeerError(f"the peers at {', '.join(starts or ())} died while this one joined")
+        return shared
 
     def _shared_rounds(self) -> dict[bytes, float]:
         """Return the round of each peer that shares its state."""
@@ -249,12 +258,6 @@ async def _meet(places: Mapping[str, Sequence[str]], dht: hivemind.DHT, node: An
         raise failed[0]
     looking = asyncio.ensure_future(node.find_nearest_nodes([node.node_id]))
     await asyncio.wait([looking], timeout=node.protocol.wait_timeout)
-
-
-def _in_dht(dht: hivemind.DHT, coroutine: Callable[..., Awaitable[T]]) -> T:
-    """Run a coroutine function in the DHT and return its result."""
-    result: T = dht.run_coroutine(coroutine)
-    return result
 
 
 async def _acquaintances(dht: hivemind.DHT, node: Any) -> list[PeerID]:

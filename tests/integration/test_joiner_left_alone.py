@@ -89,10 +89,9 @@ def trains(folder: str) -> None:
     from tests.integration.toy import ALONE, Regression, UntilRound, loader, share_address, trainer
 
     strategy = HivemindStrategy(**ALONE)
-    place = Path(folder)
-    shared = UntilRound(10**6, at_round=lambda _: (place / "trained").touch())
-    share_address(strategy, place)
-    trainer(strategy, shared).fit(Regression(), loader())
+    share_address(strategy, Path(folder))
+    shown = UntilRound(10**6, at_round=lambda _: print("trained", flush=True))
+    trainer(strategy, shown).fit(Regression(), loader())
 
 
 def joins(folder: str, other: int, known: bool) -> str:
@@ -104,6 +103,7 @@ def joins(folder: str, other: int, known: bool) -> str:
         known: Whether the DHT of this peer was told of the run when the two met.
     """
     import os
+    import select
     import signal
 
     import psutil
@@ -119,10 +119,11 @@ def joins(folder: str, other: int, known: bool) -> str:
         SwarmDHT._shared_rounds = look  # type: ignore[method-assign]
         # the entry may be that of the start, which is replaced after a while
         shared = {peer: max(round_, 1.0) for peer, round_ in look(dht).items()}
-        group = [p for p in psutil.process_iter() if os.getpgid(p.pid) == other]
+        group = [os.pidfd_open(pid) for pid in psutil.pids() if os.getpgid(pid) == other]
         os.killpg(other, signal.SIGKILL)
-        while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in group):
-            time.sleep(0.01)
+        for process in group:
+            assert select.select([process], [], [], 10.0)[0], "it did not end"
+            os.close(process)
         return shared if known else {}
 
     SwarmDHT._shared_rounds = too_late  # type: ignore[method-assign]
@@ -140,10 +141,7 @@ def test_a_peer_that_met_the_others_just_before_they_died_does_not_begin_anew(
     tmp_path: Path, known: bool, text: str
 ) -> None:
     first = call(trains, folder=str(tmp_path))
-    deadline = time.monotonic() + 60.0
-    while not (tmp_path / "trained").exists():
-        assert time.monotonic() < deadline, first.end_of_log()
-        time.sleep(0.05)
+    first.wait_for_line("trained")
     assert text in call(joins, folder=str(tmp_path), other=first.pid, known=known).result()
 
 

@@ -123,10 +123,7 @@ class Together(UntilRound):
         self.folder, self.peer, self.peers = Path(folder), peer, peers
 
     def meet(self, where: str) -> None:
-        (self.folder / f"{where}-{self.peer}").touch()
-        while len(list(self.folder.glob(f"{where}-*"))) < self.peers:
-            assert time.monotonic() < self.deadline, f"nobody came to {where}"
-            time.sleep(0.01)
+        meet_at(self.folder, where, self.peer, self.peers, self.deadline)
 
     def at_start(self, trainer: pl.Trainer) -> None:
         assert trainer.optimizers[0].tracker.wait_for_peers(self.peers, 30)
@@ -146,7 +143,11 @@ def stay_in_rounds() -> None:
 
 def share_address(strategy: Any, folder: Path) -> None:
     """Let the other peers of a test find the first one through a folder that they share."""
-    (folder / "part").write_text(json.dumps(strategy.addresses))
+    _publish(strategy.addresses, folder)
+
+
+def _publish(addresses: list[str], folder: Path) -> None:
+    (folder / "part").write_text(json.dumps(addresses))
     (folder / "part").rename(folder / "address")
 
 
@@ -170,15 +171,14 @@ def dht_of_peer(place: Path, peer: int) -> Any:
         initial_peers=[] if peer == 0 else address_in(place),
     )
     if peer == 0:
-        (place / "part").write_text(json.dumps([str(a) for a in dht.get_visible_maddrs()]))
-        (place / "part").rename(place / "address")
+        _publish([str(address) for address in dht.get_visible_maddrs()], place)
     return dht
 
 
-def meet_at(place: Path, where: str, peer: int, peers: int) -> None:
+def meet_at(place: Path, where: str, peer: int, peers: int, deadline: float | None = None) -> None:
     """Wait until all peers of a test have come to the same point."""
     (place / f"{where}-{peer}").touch()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 if deadline is None else deadline
     while len(list(place.glob(f"{where}-*"))) < peers:
         assert time.monotonic() < deadline, f"nobody came to {where}"
         time.sleep(0.01)
