@@ -50,8 +50,8 @@ async def declare_state(
     """Announce this peer's state in the DHT, on each change and once per period, for ever.
 
     hivemind announces after every averaged tensor, several times a round. Here announcements are at
-    least :data:`DECLARE_PAUSE_S` apart, and :data:`ROUND_PAUSE_S` where the state is shared before
-    and after the change.
+    least :data:`DECLARE_PAUSE_S` apart, and :data:`ROUND_PAUSE_S` where both are of trained states:
+    a joiner that finds no trained state begins with its own parameters.
 
     Args:
         dht: The DHT.
@@ -80,13 +80,18 @@ async def declare_state(
                 )
         await asyncio.sleep(DECLARE_PAUSE_S)
         next_round = get_dht_time() + ROUND_PAUSE_S - DECLARE_PAUSE_S
-        while (priority() is not None) == shared:
+        while _is_trained(priority()) == _is_trained(value):
             left = (next_round if priority() != value else expiration) - get_dht_time()
             if left <= 0.0:
                 break
             changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), left)
+
+
+def _is_trained(priority: float | None) -> bool | None:
+    """Return whether a shared state is that of a round; None if none is shared."""
+    return None if priority is None else priority > 0.0
 
 
 @dataclass

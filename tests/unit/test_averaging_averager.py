@@ -255,23 +255,23 @@ def test_a_state_is_declared_when_it_changes_and_retracted_once() -> None:
     asyncio.run(body())
 
 
-def test_a_new_round_is_declared_later_than_the_begin_or_end_of_sharing(
+def test_a_new_round_is_declared_later_than_the_first_and_than_the_begin_or_end_of_sharing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(state_download, "DECLARE_PAUSE_S", 0.0)
     monkeypatch.setattr(state_download, "ROUND_PAUSE_S", 1e6)
 
     async def body() -> None:
-        dht, priority, changed = Answers(), [3.0], asyncio.Event()
+        dht, priority, changed = Answers(), [0.0], asyncio.Event()
         declaring = asyncio.create_task(
             state_download.declare_state(dht, "key", lambda: priority[0], changed, 2e6)
         )
-        for value in (3.0, 4.0, 5.0, None, 6.0):
+        for value in (0.0, 3.0, 4.0, 5.0, None, 6.0):
             priority[0] = value
             changed.set()
             await settle()
         declaring.cancel()
-        assert dht.said == ["store 3.0", "store None", "store 6.0"]
+        assert dht.said == ["store 0.0", "store 3.0", "store None", "store 6.0"]
 
     asyncio.run(body())
 

@@ -46,6 +46,9 @@ class Averager:
 
     def end(self) -> None:
         self._near.send(None)
+        self.wait()
+
+    def wait(self) -> None:
         self._process.join(WAIT_S)
         assert self._process.exitcode == 0
 
@@ -77,6 +80,9 @@ class Averager:
 
 class Leaving(Averager):
     """Process that takes one step, reads no more requests, and cancels it, as at a shutdown."""
+
+    def end(self) -> None:
+        self.wait()
 
     async def _serve(self, pipe: Any) -> None:
         loop, steps = asyncio.get_running_loop(), RunningSteps()

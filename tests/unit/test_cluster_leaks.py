@@ -16,7 +16,8 @@ from rayhive.cluster.node.runs import Marks, tag
 from rayhive.cluster.node.tools.small_disk import SmallDisk
 from tests.unit.fault_fakes import my_groups
 
-RUN = "study-t0-r0-kill-a0"
+#: A run of this process: control groups are found by their run, and others may be testing, too.
+RUN = f"study-t0-r0-kill-a{os.getpid()}"
 
 
 @pytest.fixture
