@@ -195,8 +195,8 @@ def test_all_that_peers_compute_enters_one_mean_by_samples(
     logs = [child.result(400) for child in children]
     wanted = oracle(logs, options)
     late = [entry[0] for entry in logs[LATE]["rounds"]]
-    assert 5 < len(late) < ROUNDS / 2, "the late peer was in most rounds, or in none"
-    assert len(logs[LATE]["kept"]) > 5, "nothing of the late peer waited for a round"
+    assert 2 < len(late) < ROUNDS / 2, "the late peer was in most rounds, or in none"
+    assert len(logs[LATE]["kept"]) > 2, "nothing of the late peer waited for a round"
     for peer, log in enumerate(logs):
         averaged = {number for number, outcome, *_ in log["rounds"] if outcome == "averaged"}
         for round_, seen in log["trace"]:
