@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import sys
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,10 +28,10 @@ import numpy as np
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-from benchmarks.both_sides import PARAMETERS, RANK, hooked, joined, make_module
+from benchmarks.both_sides import PARAMETERS, RANK, Stops, Task, hooked, make_module, peer_rounds
 from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import Ratio, ratio
-from benchmarks.shaped_peers import Nodes, Seat, nodes, wire
+from benchmarks.shaped_peers import Nodes, Seat, nodes
 from benchmarks.swarm import conditions
 
 #: Time limit under ``make bench`` [s].
@@ -126,23 +124,6 @@ class Measured:
 # -- in the peers ----------------------------------------------------------------------------------
 
 
-class Stops:
-    """Notes the end of every round, and the bytes that were sent until then."""
-
-    def __init__(self) -> None:
-        self._at: dict[int, tuple[float, int]] = {}
-
-    def note(self, round_: int) -> None:
-        self._at.setdefault(round_, (time.perf_counter(), wire().sent))
-
-    def result(self, incomplete: int = 0) -> dict[str, Any]:
-        """Return the durations of the measured rounds and the bytes sent in each."""
-        stops = [self._at[round_] for round_ in sorted(self._at) if round_ >= WARM_UP]
-        sent = (stops[-1][1] - stops[0][1]) / (len(stops) - 1)
-        seconds = [later[0] - one[0] for one, later in itertools.pairwise(stops)]
-        return {"seconds": seconds, "sent": sent, "incomplete": incomplete}
-
-
 def make_batch(index: int) -> tuple[Any, Any]:
     import torch
 
@@ -158,7 +139,7 @@ def run_ddp(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     module = hooked(seat, make_module(settings["compute_s"] / BATCHES), settings["hook"])
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
     data, labels = make_batch(seat.index)
-    stops = Stops()
+    stops = Stops(WARM_UP)
     for round_ in range(settings["rounds"] + WARM_UP):
         for batch in range(BATCHES):
             last = batch == BATCHES - 1
@@ -174,49 +155,14 @@ def run_ddp(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
 def run_rayhive(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer with the arguments of a study; return its rounds."""
     import torch
-    from lightning.pytorch import Callback, LightningModule
 
-    stops, incomplete, peers = Stops(), 0, len(seat.hosts)
+    module, batch = make_module(settings["compute_s"] / BATCHES), make_batch(seat.index)
 
-    def note(kind: str, fields: dict[str, Any]) -> None:
-        nonlocal incomplete
-        if kind == "transition":
-            stops.note(fields["round"])
-        elif kind in ("round", "state_round") and fields["round"] > WARM_UP:
-            incomplete += fields["outcome"] != "averaged"
+    def loss(module: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(module(batch[0]), batch[1])
 
-    batch, last = make_batch(seat.index), settings["rounds"] + WARM_UP
-
-    class Module(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = make_module(settings["compute_s"] / BATCHES)
-
-        def training_step(self, batch: Any) -> Any:
-            return torch.nn.functional.cross_entropy(self.inner(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), lr=1e-3)
-
-    class Batches:
-        def __iter__(self) -> Any:
-            return itertools.repeat(batch)
-
-    class Rounds(Callback):
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            trainer.strategy.catch_up()
-            assert trainer.strategy.optimizer.tracker.wait_for_peers(peers, 60)
-
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if trainer.strategy.optimizer.local_epoch >= last:
-                trainer.should_stop = True
-
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            trainer.strategy.optimizer.settle()
-
-    samples, configuration = BATCH * BATCHES * peers, settings["configuration"]
-    joined(seat, configuration, samples, BATCH, Module(), Batches(), Rounds(), note)
-    return stops.result(incomplete)
+    task = Task(module, loss, batch, BATCH, BATCHES, lambda p: torch.optim.Adam(p, lr=1e-3))
+    return peer_rounds(seat, settings["configuration"], task, settings["rounds"], WARM_UP)
 
 
 # -- measurement -----------------------------------------------------------------------------------

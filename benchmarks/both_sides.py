@@ -2,15 +2,61 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.shaped_peers import Seat
+from benchmarks.shaped_peers import Seat, wire
 
 PARAMETERS = 64 * 768 + 768 + 768 * 896 + 896 + 896 * 10 + 10
 #: Rank of PowerSGD, and the first rounds of torch's PowerSGD, which average dense gradients.
 RANK, DENSE = 4, 2
 RUN = "against-ddp"
+
+
+class Stops:
+    """Notes the end of every round, and the bytes that were sent until then.
+
+    Args:
+        warm_up: Rounds before the measurement.
+    """
+
+    def __init__(self, warm_up: int) -> None:
+        self._warm_up = warm_up
+        self._at: dict[int, tuple[float, int]] = {}
+
+    def note(self, round_: int) -> None:
+        self._at.setdefault(round_, (time.perf_counter(), wire().sent))
+
+    def result(self, incomplete: int = 0) -> dict[str, Any]:
+        """Return the durations of the measured rounds and the bytes sent in each."""
+        stops = [self._at[round_] for round_ in sorted(self._at) if round_ >= self._warm_up]
+        sent = (stops[-1][1] - stops[0][1]) / (len(stops) - 1)
+        seconds = [later[0] - one[0] for one, later in itertools.pairwise(stops)]
+        return {"seconds": seconds, "sent": sent, "incomplete": incomplete}
+
+
+@dataclass
+class Task:
+    """What a peer trains.
+
+    Attributes:
+        module: The module.
+        loss: Returns the loss of the module on the batch.
+        batch: The batch, the same in each step.
+        batch_size: Its samples.
+        batches: Batches of a peer and round.
+        optimizer: Makes the optimizer of parameters.
+    """
+
+    module: Any
+    loss: Callable[[Any, Any], Any]
+    batch: Any
+    batch_size: int
+    batches: int
+    optimizer: Callable[[Any], Any]
 
 
 def make_module(batch_s: float, seed: int = 0) -> Any:
@@ -34,8 +80,18 @@ def make_module(batch_s: float, seed: int = 0) -> Any:
     )  # fmt: skip
 
 
-def hooked(seat: Seat, module: Any, hook: str | None) -> Any:
-    """Return a module in DDP with a communication hook, as one rank of a gloo group."""
+def hooked(
+    seat: Seat, module: Any, hook: str | None, rank: int = RANK, skip_dense: bool = False
+) -> Any:
+    """Return a module in DDP with a communication hook, as one rank of a gloo group.
+
+    Args:
+        seat: Place of the rank.
+        module: The module.
+        hook: ``fp16``, ``powersgd``, or None.
+        rank: Rank of PowerSGD.
+        skip_dense: Whether PowerSGD begins at once. Its first rounds are else dense.
+    """
     import os
 
     import torch
@@ -60,8 +116,9 @@ def hooked(seat: Seat, module: Any, hook: str | None) -> Any:
         parallel.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=RANK, start_powerSGD_iter=DENSE
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=DENSE
         )
+        state.iter = DENSE if skip_dense else 0
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return parallel
 
@@ -130,3 +187,51 @@ def joined(
     )
     trainer.fit(module, batches)
     dht.shutdown()
+
+
+def peer_rounds(
+    seat: Seat, configuration: dict[str, Any], task: Task, rounds: int, warm_up: int
+) -> dict[str, Any]:
+    """Train one peer with the arguments of a study; return its rounds, see :class:`Stops`."""
+    from lightning.pytorch import Callback, LightningModule
+
+    stops, incomplete, peers = Stops(warm_up), 0, len(seat.hosts)
+    last = rounds + warm_up
+
+    def note(kind: str, fields: dict[str, Any]) -> None:
+        nonlocal incomplete
+        if kind == "transition":
+            stops.note(fields["round"])
+        elif kind in ("round", "state_round") and fields["round"] > warm_up:
+            incomplete += fields["outcome"] != "averaged"
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = task.module
+
+        def training_step(self, batch: Any) -> Any:
+            return task.loss(self.inner, batch)
+
+        def configure_optimizers(self) -> Any:
+            return task.optimizer(self.parameters())
+
+    class Batches:
+        def __iter__(self) -> Any:
+            return itertools.repeat(task.batch)
+
+    class Rounds(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.strategy.catch_up()
+            assert trainer.strategy.optimizer.tracker.wait_for_peers(peers, 60)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.strategy.optimizer.local_epoch >= last:
+                trainer.should_stop = True
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.strategy.optimizer.settle()
+
+    samples = task.batch_size * task.batches * peers
+    joined(seat, configuration, samples, task.batch_size, Module(), Batches(), Rounds(), note)
+    return stops.result(incomplete)
