@@ -31,7 +31,7 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 from benchmarks.both_sides import PARAMETERS, RANK, Stops, Task, hooked, make_module, peer_rounds
 from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import Ratio, ratio
-from benchmarks.shaped_peers import Nodes, Seat, nodes
+from benchmarks.shaped_peers import Nodes, Seat, nodes, skipped
 from benchmarks.swarm import conditions
 
 #: Time limit under ``make bench`` [s].
@@ -246,11 +246,7 @@ def main() -> None:
     )
     parser.add_argument("--alike", action="store_true", help="only the cells about overlap")
     arguments = parser.parse_args()
-    from rayhive.cluster.testbed import privilege
-
-    lacking = privilege.lacking()
-    if lacking is not None:
-        print(f"skipped: {lacking}")
+    if skipped():
         return
     print(f"{PARAMETERS:,} parameters, median of all peers' rounds; {conditions()}")
     made: list[Claim] = []

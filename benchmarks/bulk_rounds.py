@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
-from benchmarks.shaped_peers import Nodes, Seat, nodes
+from benchmarks.shaped_peers import Nodes, Seat, nodes, skipped
 from benchmarks.swarm import conditions
 
 #: Time limit under ``make bench`` [s].
@@ -218,11 +218,7 @@ def main() -> None:
     parser.add_argument("--joins", action="store_true", help="a peer joins in these rounds")
     parser.add_argument("--events", action="store_true", help="print the events")
     arguments = parser.parse_args()
-    from rayhive.cluster.testbed import privilege
-
-    lacking = privilege.lacking()
-    if lacking is not None:
-        print(f"skipped: {lacking}")
+    if skipped():
         return
     works: tuple[Work, ...] = WORKS
     if arguments.megabytes is not None:

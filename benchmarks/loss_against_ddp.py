@@ -29,7 +29,7 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 from benchmarks.both_sides import PARAMETERS, RANK, hooked, joined, make_module
 from benchmarks.claims import Claim, print_claims, print_fact
 from benchmarks.ratios import Ratio, paired_ratio
-from benchmarks.shaped_peers import Seat, nodes, wire
+from benchmarks.shaped_peers import Seat, nodes, skipped, wire
 from benchmarks.swarm import conditions
 
 #: Time limit under ``make bench`` [s].
@@ -304,11 +304,7 @@ def main() -> None:
         "--only", nargs="+", metavar="VARIANT", choices=[*DDP, *OURS], help="default: all"
     )
     arguments = parser.parse_args()
-    from rayhive.cluster.testbed import privilege
-
-    lacking = privilege.lacking()
-    if lacking is not None:
-        print(f"skipped: {lacking}")
+    if skipped():
         return
     print(f"{PARAMETERS:,} parameters, {PEERS} peers; {conditions()}")
     variants = [name for name in (*DDP, *OURS) if name in (arguments.only or (*DDP, *OURS))]

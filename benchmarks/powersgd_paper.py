@@ -33,7 +33,7 @@ from benchmarks.both_sides import RUN, Stops, Task, hooked, peer_rounds
 from benchmarks.claims import Claim, print_claims
 from benchmarks.pictures import write_lines
 from benchmarks.ratios import ratio
-from benchmarks.shaped_peers import Nodes, Seat, nodes
+from benchmarks.shaped_peers import Nodes, Seat, nodes, skipped
 from benchmarks.swarm import conditions
 
 #: Time limit under ``make bench`` [s].
@@ -278,11 +278,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="turns of each variant")
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="draw the models there")
     arguments = parser.parse_args()
-    from rayhive.cluster.testbed import privilege
-
-    lacking = privilege.lacking()
-    if lacking is not None:
-        print(f"skipped: {lacking}")
+    if skipped():
         return
     print(f"{arguments.peers} peers, median of all peers' rounds; {conditions()}")
     made: list[Claim] = []

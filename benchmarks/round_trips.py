@@ -21,7 +21,7 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import Ratio, ratio
-from benchmarks.shaped_peers import Nodes, Seat, nodes
+from benchmarks.shaped_peers import Nodes, Seat, nodes, skipped
 from benchmarks.swarm import conditions
 
 RATE_MBIT, RTT_MS, BATCH, RANK = 100.0, 80.0, 4, 4
@@ -94,11 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--peers", nargs="+", type=int, default=PEERS)
     arguments = parser.parse_args()
-    from rayhive.cluster.testbed import privilege
-
-    lacking = privilege.lacking()
-    if lacking is not None:
-        print(f"skipped: {lacking}")
+    if skipped():
         return
     print(conditions())
     made = []

@@ -169,6 +169,16 @@ def _child(
     os._exit(0)  # threads of the libraries must not delay the next turn
 
 
+def skipped() -> bool:
+    """Return whether this machine can't shape links, and print why."""
+    from rayhive.cluster.testbed import privilege
+
+    lacking = privilege.lacking()
+    if lacking is not None:
+        print(f"skipped: {lacking}")
+    return lacking is not None
+
+
 @contextlib.contextmanager
 def nodes(
     peers: int, rate_mbit: float, rtt_ms: float, queue_s: float | None = None

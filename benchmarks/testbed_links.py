@@ -28,8 +28,9 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import paired_ratio
+from benchmarks.shaped_peers import skipped
 from benchmarks.swarm import conditions
-from rayhive.cluster.testbed import Testbed, TestbedConfig, namespaces, privilege
+from rayhive.cluster.testbed import Testbed, TestbedConfig, namespaces
 from rayhive.cluster.testbed.link_probe import measure_link
 from rayhive.spec import Link
 
@@ -96,9 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=8)
     arguments = parser.parse_args()
-    lacking = privilege.lacking()
-    if lacking is not None:
-        print(f"skipped: {lacking}")
+    if skipped():
         return
     print(conditions())
     with one_link() as testbed:
