@@ -26,7 +26,7 @@ TARGET, LR, MOMENTUM = 48, 0.05, 0.9
 #: Largest error of a parameter; the largest one is near 2.
 CLOSE = 5e-5
 #: Number of the late peer, and the time of its batches and of the others' [s].
-LATE, LATE_S, FAST_S = 1, 1.0, 0.03
+LATE, LATE_S, FAST_S = 1, 0.6, 0.03
 #: Rounds of gradients, and those of local steps with all parameters and with two fragments.
 GRADIENTS: dict[str, Any] = {}
 LOCAL = {"local_steps": 1, "outer_lr": 0.7, "outer_momentum": MOMENTUM}
@@ -195,8 +195,8 @@ def test_all_that_peers_compute_enters_one_mean_by_samples(
     logs = [child.result(400) for child in children]
     wanted = oracle(logs, options)
     late = [entry[0] for entry in logs[LATE]["rounds"]]
-    assert 2 < len(late) < ROUNDS / 2, "the late peer was in most rounds, or in none"
-    assert len(logs[LATE]["kept"]) > 2, "nothing of the late peer waited for a round"
+    assert 5 < len(late) < ROUNDS / 2, "the late peer was in most rounds, or in none"
+    assert len(logs[LATE]["kept"]) > 5, "nothing of the late peer waited for a round"
     for peer, log in enumerate(logs):
         averaged = {number for number, outcome, *_ in log["rounds"] if outcome == "averaged"}
         for round_, seen in log["trace"]:
