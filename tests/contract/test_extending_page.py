@@ -87,7 +87,6 @@ def checks(contract: ModuleType, argument: str) -> list[Callable[..., None]]:
         ("Add an axis", "results.md", "configuration"),
         ("Add a column", "results.md", "communication"),
         ("Add a fault kind", "faults.md", "Kinds on processes"),
-        ("Add a scenario", "scenarios.md", "The library"),
         ("Add an invariant", "faults-metrics.md", "Invariants"),
         ("Add a node tool", "faults.md", "Node tools"),
     ],

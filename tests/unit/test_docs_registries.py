@@ -13,8 +13,6 @@ from rayhive.spec.axes import REGISTERED
 from rayhive.workloads import WORKLOADS
 from tests.fixtures.pages import DOCS, table
 
-SCENARIOS = [path.stem for path in (DOCS.parent / "experiments" / "scenarios").glob("*.yaml")]
-
 
 def listed(page: str, heading: str) -> list[str]:
     """Return the names in the first column of the first table below a heading."""
@@ -30,7 +28,6 @@ def listed(page: str, heading: str) -> list[str]:
         ("sweep.md", "Search space", REGISTERED.names()),
         ("faults.md", "Node tools", NODE_TOOLS.names()),
         ("faults-metrics.md", "Invariants", INVARIANTS.names()),
-        ("scenarios.md", "The library", SCENARIOS),
         ("cluster.md", "Preemption notices", NOTICE_SOURCES.names()),
     ],
     ids=[
@@ -40,7 +37,6 @@ def listed(page: str, heading: str) -> list[str]:
         "axes",
         "node tools",
         "invariants",
-        "scenarios",
         "notices",
     ],
 )
