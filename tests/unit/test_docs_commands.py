@@ -27,11 +27,14 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs/extending.md"}),
+    *sorted((ROOT / "docs/results").glob("*.md")),
 ]
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: A command with its arguments; two words alone only name one.
 _INLINE = re.compile(r"`(rayhive (?:scenario )?\w+ [^`\n]+)`")
 _COMMAND = re.compile(r"([A-Z_]+=\S+ )?(rayhive|make|ray|python|pip) ")
+#: A file that a page asks the reader to write.
+_FILE = re.compile(r"Write `([\w.]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"\s+# .*$")
 
 #: Words of the pages that stand for something of the reader's.
@@ -102,11 +105,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = TINY | {"replicates": 2, "baselines": ["ddp"], "storage": None}
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
     (folder / "experiments").symlink_to(ROOT / "experiments")
+    for name, text in _FILE.findall((ROOT / "docs/own-module.md").read_text(encoding="utf-8")):
+        (folder / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(rayhive.sweep.target, "connect_to_ray", World().connect)
-        for file in ("study.yaml", "experiments/quickstart.yaml"):
+        for file in ("study.yaml", "experiments/quickstart.yaml", "cells.yaml"):
             assert main(["sweep", file]) == 0
+        other = ("--set", "workload.args.lr=0.003", "--set", "name=cells-lr3")
+        assert main(["sweep", "cells.yaml", *other]) == 0
         one = ("--set", "budget.trials=1", "--set", "replicates=1", "--set", "baselines=[]")
         assert main(["sweep", "study.yaml", *one, "--out", "runs/kill-one"]) == 0
     for name in ("before", "after", "orderings"):
