@@ -188,6 +188,8 @@ class SweepConfig(Model):
         timeouts: Limits of the phases before and after training.
         preemption: Reaction to real preemption notices.
         retries: Further attempts at a replicate that the infrastructure lost.
+        warm_up_s: Training time of a replicate that runs before the first one and counts nowhere
+            [s]; 0 for none.
         seed: Seed of the sampler and of all replicates.
         storage: URL of the database of trials; None is a file in the run folder. ``${NAME}`` stands
             for an environment variable.
@@ -216,6 +218,7 @@ class SweepConfig(Model):
     timeouts: Timeouts = Timeouts()
     preemption: PreemptionConfig = PreemptionConfig()
     retries: int = Field(default=2, ge=0, le=100)
+    warm_up_s: float = Field(default=0.0, ge=0.0, le=600.0)
     seed: int = Field(default=0, ge=0)
     storage: str | None = Field(default=None, repr=False)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from rayhive.errors import ClusterError, DamagedError
 from rayhive.metrics.rows import last_attempt, replicate_row, rows_with_twins
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.attempts import archive, finished_event
+from rayhive.sweep.attempts import EVENTS, archive, finished_event
 from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.objectives import Charges, NoValue, charged, failure, objective_values
 from rayhive.sweep.provenance import Fingerprint, code_revision
@@ -48,6 +49,8 @@ from rayhive.sweep.signals import Interruption
 from rayhive.sweep.trial_book import TrialBook, TrialRecord, Values, baseline_records
 from rayhive.timeline import LOST, UNKNOWN
 
+#: Scenario and folder of the replicate before the first one.
+WARM_UP = "warm-up"
 #: Replicates in a row, each lost in all of its attempts, after which a sweep ends.
 LOSSES = 3
 
@@ -127,6 +130,7 @@ class Driver:
         self._early = EarlyFailures()
         self._pruning = Pruning(self.study.config)
         self._lost_in_a_row = 0
+        self._cold = self.study.config.warm_up_s > 0
         self._runner = ReplicateRunner(
             self.swarms,
             self.progress,
@@ -267,6 +271,8 @@ class Driver:
         spec = self._pruning.prepared(self.spec(record, scenario, number))
         if self.code is not None:
             self.code.check_unchanged(self.study.config.workload)
+        if self._cold and not (Path(spec.folder) / EVENTS).exists():
+            yield from self._warm_up(spec)
         ran = yield from self._runner.course(spec, self.again)
         if not record.reported and self._runner.of_other_code(spec):
             ran = yield from self._runner.course(spec)
@@ -281,6 +287,28 @@ class Driver:
         self._metrics.ended(str(row["state"]))
         self.progress.replicate_finished(spec, row, kept=not ran)
         return _Replicate(record, Path(spec.folder), row, ran)
+
+    def _warm_up(self, first: ReplicateSpec) -> Generator[None, None, None]:
+        """Train a few seconds without faults before the first replicate of this driver.
+
+        A cluster that has just started reads code from the disk and starts its agents, which would
+        make that replicate slower than those it is compared with. Nothing of this one is kept.
+        """
+        self._cold = False
+        folder = self.folder.path / WARM_UP
+        seconds = {"seconds_per_replicate": self.study.config.warm_up_s}
+        unlimited = {"samples_per_replicate": None, "stop_at_target": False}
+        spec = first.model_copy(
+            update={
+                "scenario": WARM_UP,
+                "plan": None,
+                "early_stop": None,
+                "budget": first.budget.model_copy(update={**seconds, **unlimited}),
+                "folder": str(folder),
+            }
+        )
+        yield from self._runner.course(spec)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _count_losses(self, row: Row) -> None:
         """End a sweep whose replicates are lost one after the other.

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from rayhive.api import load
 from rayhive.spec import SweepConfig
+from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.driver import batch_end, run_order
 from rayhive.sweep.resolve import resolve
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at
+from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import Recorder, World
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -64,6 +67,41 @@ def test_replicates_of_a_configuration_are_not_run_back_to_back(tmp_path: Path) 
         for number in range(3)
     )
     assert min(first["none"], first["kill-one"]) >= 3  # the twin was first in 12 of 12
+
+
+def test_a_warm_up_comes_first_and_leaves_nothing(tmp_path: Path) -> None:
+    world, folder = World(), tmp_path / "run"
+    cold = started(folder, world, warm_up_s=5)
+    assert cold[0] == (cold[1][0], cold[1][1], "warm-up")
+    assert len(cold) == 25 and len(set(cold)) == 25
+    assert cold[1:] == started(tmp_path / "without", World())
+    assert not (folder / "warm-up").exists()
+    assert not list(folder.rglob("*warm-up*"))
+    assert {row["scenario"] for row in load(folder).replicates.to_dict("records")} == {
+        "none",
+        "kill-one",
+    }
+    assert started(folder, world, warm_up_s=5) == []  # nothing is left to run
+
+
+def test_a_warm_up_trains_without_faults_for_its_time(tmp_path: Path) -> None:
+    specs: list[ReplicateSpec] = []
+
+    def log(spec: ReplicateSpec) -> Log:
+        specs.append(spec)
+        return Log(spec)
+
+    started(
+        tmp_path / "run",
+        World(log=log),
+        warm_up_s=5,
+        budget={"trials": 4, "seconds_per_replicate": 60, "samples_per_replicate": 12800},
+    )
+    first = specs[0]
+    assert first.plan is None and first.early_stop is None
+    assert first.budget.seconds_per_replicate == 5
+    assert first.budget.samples_per_replicate is None
+    assert specs[1].budget.samples_per_replicate == 12800
 
 
 def test_the_seed_determines_the_order(tmp_path: Path) -> None:
