@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,10 +46,9 @@ from rayhive.sweep.samplers import STARTUP_TRIALS
 from rayhive.sweep.side_by_side import SideBySide
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.trial_book import TrialBook, TrialRecord, Values, baseline_records
+from rayhive.sweep.warm_up import warm_up
 from rayhive.timeline import LOST, UNKNOWN
 
-#: Scenario and folder of the replicate before the first one.
-WARM_UP = "warm-up"
 #: Replicates in a row, each lost in all of its attempts, after which a sweep ends.
 LOSSES = 3
 
@@ -272,7 +270,8 @@ class Driver:
         if self.code is not None:
             self.code.check_unchanged(self.study.config.workload)
         if self._cold and not (Path(spec.folder) / EVENTS).exists():
-            yield from self._warm_up(spec)
+            self._cold = False
+            yield from warm_up(self._runner, spec, self.study.config.warm_up_s, self.folder.path)
         ran = yield from self._runner.course(spec, self.again)
         if not record.reported and self._runner.of_other_code(spec):
             ran = yield from self._runner.course(spec)
@@ -287,28 +286,6 @@ class Driver:
         self._metrics.ended(str(row["state"]))
         self.progress.replicate_finished(spec, row, kept=not ran)
         return _Replicate(record, Path(spec.folder), row, ran)
-
-    def _warm_up(self, first: ReplicateSpec) -> Generator[None, None, None]:
-        """Train a few seconds without faults before the first replicate of this driver.
-
-        A cluster that has just started reads code from the disk and starts its agents, which would
-        make that replicate slower than those it is compared with. Nothing of this one is kept.
-        """
-        self._cold = False
-        folder = self.folder.path / WARM_UP
-        seconds = {"seconds_per_replicate": self.study.config.warm_up_s}
-        unlimited = {"samples_per_replicate": None, "stop_at_target": False}
-        spec = first.model_copy(
-            update={
-                "scenario": WARM_UP,
-                "plan": None,
-                "early_stop": None,
-                "budget": first.budget.model_copy(update={**seconds, **unlimited}),
-                "folder": str(folder),
-            }
-        )
-        yield from self._runner.course(spec)
-        shutil.rmtree(folder, ignore_errors=True)
 
     def _count_losses(self, row: Row) -> None:
         """End a sweep whose replicates are lost one after the other.

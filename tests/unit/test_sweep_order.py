@@ -70,18 +70,20 @@ def test_replicates_of_a_configuration_are_not_run_back_to_back(tmp_path: Path) 
 
 
 def test_a_warm_up_comes_first_and_leaves_nothing(tmp_path: Path) -> None:
-    world, folder = World(), tmp_path / "run"
-    cold = started(folder, world, warm_up_s=5)
-    assert cold[0] == (cold[1][0], cold[1][1], "warm-up")
-    assert len(cold) == 25 and len(set(cold)) == 25
-    assert cold[1:] == started(tmp_path / "without", World())
-    assert not (folder / "warm-up").exists()
+    ran: list[str] = []
+
+    def log(spec: ReplicateSpec) -> Log:
+        ran.append(spec.scenario)
+        return Log(spec)
+
+    world, folder = World(log=log), tmp_path / "run"
+    order = started(folder, world, warm_up_s=5)
+    assert ran[0] == "warm-up" and "warm-up" not in ran[1:]
+    assert order == started(tmp_path / "without", World())  # it is not shown as a replicate
     assert not list(folder.rglob("*warm-up*"))
-    assert {row["scenario"] for row in load(folder).replicates.to_dict("records")} == {
-        "none",
-        "kill-one",
-    }
-    assert started(folder, world, warm_up_s=5) == []  # nothing is left to run
+    assert set(load(folder).replicates["scenario"]) == {"none", "kill-one"}
+    assert started(folder, world, warm_up_s=5) == []
+    assert len(ran) == 25  # nothing was left to run, so nothing was warmed up
 
 
 def test_a_warm_up_trains_without_faults_for_its_time(tmp_path: Path) -> None:

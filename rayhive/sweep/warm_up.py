@@ -1,0 +1,61 @@
+"""Warm-up: a replicate before the first one of a driver, which counts nowhere.
+
+A cluster that has just started reads code from the disk and starts its agents, which would make its
+first replicate slower than those that it is compared with.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.replicate_runner import Handle, ReplicateRunner, Watcher
+
+#: Name of its scenario and of its folder.
+WARM_UP = "warm-up"
+
+
+@dataclass(frozen=True)
+class _NotesAlone:
+    """Watcher that passes on notes: a warm-up is none of the replicates that are counted."""
+
+    watcher: Watcher
+
+    def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
+        """Show nothing."""
+
+    def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+        self.watcher.note(text)
+
+
+def warm_up(
+    runner: ReplicateRunner, first: ReplicateSpec, seconds: float, run: Path
+) -> Generator[None, None, None]:
+    """Train a while without faults, and remove what it wrote; pauses at every poll.
+
+    Args:
+        runner: Runs the replicates of the study.
+        first: The replicate that comes next.
+        seconds: Training time [s].
+        run: The run folder.
+    """
+    runner.watcher.note(f"warm-up: {seconds:g} s of training that count nowhere")
+    limits = {"seconds_per_replicate": seconds, "samples_per_replicate": None}
+    spec = first.model_copy(
+        update={
+            "scenario": WARM_UP,
+            "plan": None,
+            "early_stop": None,
+            "budget": first.budget.model_copy(update={**limits, "stop_at_target": False}),
+            "folder": str(run / WARM_UP),
+        }
+    )
+    yield from replace(runner, watcher=_NotesAlone(runner.watcher)).course(spec)
+    shutil.rmtree(run / WARM_UP, ignore_errors=True)
