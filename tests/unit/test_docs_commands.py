@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import yaml
 import rayhive.sweep.target
 from rayhive.cli import main
 from rayhive.cluster.node import capabilities
+from rayhive.cluster.testbed import lifecycle
 from rayhive.faults.target import CAPABILITIES
 from tests.unit.sweep_fakes import TINY, World
 
@@ -48,7 +50,8 @@ STAND_FOR = {
     "TOOL": "tensorboard",
     "NAME": "kill-one",
     "runs/NAME": "runs/tiny",
-    "runs/orderings-local-steps": "runs/orderings",
+    "runs/orderings-local-steps": "runs/tiny",
+    "runs/tradeoffs": "runs/tiny",
 }
 
 #: Starts of commands -> the test that runs them, or the file that has to exist.
@@ -116,18 +119,19 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(["sweep", "cells.yaml", *other]) == 0
         one = ("--set", "budget.trials=1", "--set", "replicates=1", "--set", "baselines=[]")
         assert main(["sweep", "study.yaml", *one, "--out", "runs/kill-one"]) == 0
-    for name in ("before", "after", "orderings", "tradeoffs"):
+    for name in ("before", "after"):
         shutil.copytree(folder / "runs/tiny", folder / "runs" / name)
     return folder
 
 
 @pytest.fixture
 def place(recorded: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of the folder, on a machine that has every capability."""
+    """Return a copy of the folder, on a machine with every capability and testbed."""
     here = tmp_path / "here"
     shutil.copytree(recorded, here, symlinks=True)
     monkeypatch.chdir(here)
     monkeypatch.setattr(capabilities, "here", lambda: dict.fromkeys(CAPABILITIES))
+    monkeypatch.setattr(lifecycle, "hosted", lambda *_: nullcontext("192.0.2.1:6379"))
     return here
 
 
