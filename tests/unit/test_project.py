@@ -51,7 +51,8 @@ def direct_requirements(project: dict[str, Any]) -> list[Requirement]:
         *project["project"]["dependencies"],
         *(line for extra in EXTRAS for line in extras[extra]),
     ]
-    return [Requirement(line) for line in lines]
+    found = map(Requirement, lines)
+    return [each for each in found if each.name != "rayhive"]  # an extra that names another
 
 
 def tracked_files() -> Iterator[Path]:
