@@ -142,6 +142,15 @@ class ReplicateSpec(TrainingSpec):
         joins = () if self.plan is None else self.plan.joins
         return max((self.swarm.peers, *(number + 1 for number in joins)))
 
+    def in_own_rounds(self, plan: FaultPlan | None) -> FaultPlan | None:
+        """Return a scenario's plan, which is for rounds of gradients, for rounds of this replicate.
+
+        Args:
+            plan: The plan; None for no faults.
+        """
+        target = self.swarm.target_batch_size
+        return None if plan is None else plan.in_rounds_of(self.round_size, planned=target)
+
     def peer_spec(self, peer: int, incarnation: int = 0) -> PeerSpec:
         """Return the spec of one incarnation of a peer.
 

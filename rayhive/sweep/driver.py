@@ -304,17 +304,12 @@ class Driver:
     def spec(self, record: TrialRecord, scenario: ResolvedScenario, number: int) -> ReplicateSpec:
         """Return the spec of a replicate of a trial; the runner chooses its attempt."""
         config = self.study.config
-        plan = scenario.plans[number]
-        if plan is not None:
-            target = config.swarm.target_batch_size
-            plan = plan.in_rounds_of(record.configuration.round_size(target), planned=target)
-        return ReplicateSpec(
+        spec = ReplicateSpec(
             study=config.name,
             trial=record.number if record.baseline is None else None,
             baseline=record.baseline,
             replicate=number,
             scenario=scenario.name,
-            plan=plan,
             seed=self.study.seeds[number],
             workload=config.workload,
             swarm=config.swarm,
@@ -329,6 +324,7 @@ class Driver:
             git_revision=code_revision(),
             directory=os.getcwd(),
         )
+        return spec.model_copy(update={"plan": spec.in_own_rounds(scenario.plans[number])})
 
 
 def batch_end(config: SweepConfig, start: int, size: int | None) -> int:

@@ -97,7 +97,7 @@ class RunFolder:
         """
         for scenario in scenarios:
             found = (
-                plan_problem(scenario.name, spec.plan, plan, folder)
+                plan_problem(scenario.name, spec.plan, spec.in_own_rounds(plan), folder)
                 for number, plan in enumerate(scenario.plans)
                 for folder, spec in islice(self._recorded(scenario.name, number), 1)
             )
