@@ -22,7 +22,7 @@ def write_lines(
 
     Args:
         path: The file.
-        title: What the picture shows, for screen readers.
+        title: Description for screen readers.
         x_label: Name and unit of the horizontal axis.
         y_label: Name and unit of the vertical axis.
         lines: Points of each line by its name. The second half of the lines has the colours of
@@ -76,7 +76,7 @@ def write_intervals(path: Path, title: str, x_label: str, rows: Sequence[Interva
 
     Args:
         path: The file.
-        title: What the picture shows, for screen readers.
+        title: Description for screen readers.
         x_label: Name and unit of the axis.
         rows: The rows, from top to bottom.
     """

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rayhive.api.scenarios import scenario_config
+from rayhive import api
 from rayhive.cli.plan_text import fault_plan_lines
-from rayhive.faults.library import load_scenario
 from rayhive.faults.scenario import Scenario
-from rayhive.registry import SCENARIOS
-from rayhive.sweep.resolve import plan_replicate
 
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
 
@@ -34,7 +31,7 @@ def main() -> None:
 
 def page() -> str:
     """Return the page."""
-    scenarios = [each for each in map(load_scenario, SCENARIOS.names()) if not each.given]
+    scenarios = [scenario for scenario, _ in api.list_scenarios()]
     overview = ["| scenario | what happens | kinds |", "|---|---|---|"]
     for each in scenarios:
         kinds = ", ".join(f"`{kind}`" for kind in each.kinds) or "–"
@@ -57,12 +54,9 @@ def section(scenario: Scenario) -> Iterator[str]:
     if scenario.members:
         yield f"* Stands for: {', '.join(f'`{name}`' for name in scenario.members)}."
     yield from ("\n```", f"$ rayhive scenario show {scenario.name}")
-    for name in scenario.members or (scenario.name,):
-        study = scenario_config(name, None, (), None, 0)
-        plan = plan_replicate(study, name, 0, [], set())
-        yield f"{name}: {load_scenario(name).about()}"
-        lines = fault_plan_lines(plan, study.budget.seconds_per_replicate)
-        yield from (line.rstrip() for line in lines)
+    for planned in api.plan_scenario(scenario.name)[0]:
+        yield f"{planned.name}: {planned.about}"
+        yield from (line.rstrip() for line in fault_plan_lines(planned.plan, planned.seconds))
     yield "```"
 
 

@@ -1,7 +1,7 @@
-"""Warm-up: a replicate before the first one of a driver, which counts nowhere.
+"""Warm-up of a cluster: a short replicate whose results are discarded.
 
-A cluster that has just started reads code from the disk and starts its agents, which would make its
-first replicate slower than those that it is compared with.
+A cluster that has just started reads code from the disk and starts its agents. Without a warm-up
+this may slow the first replicate down.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WARM_UP = "warm-up"
 
 @dataclass(frozen=True)
 class _NotesAlone:
-    """Watcher that passes on notes: a warm-up is none of the replicates that are counted."""
+    """Shows notes, but not the replicate, so that progress does not count the warm-up."""
 
     watcher: Watcher
 
@@ -38,11 +38,11 @@ class _NotesAlone:
 def warm_up(
     runner: ReplicateRunner, first: ReplicateSpec, seconds: float, run: Path
 ) -> Generator[None, None, None]:
-    """Train a while without faults, and remove what it wrote; pauses at every poll.
+    """Run a short replicate without faults and delete its folder; pauses at every poll.
 
     Args:
         runner: Runs the replicates of the study.
-        first: The replicate that comes next.
+        first: Replicate whose configuration and swarm the warm-up takes.
         seconds: Training time [s].
         run: The run folder.
     """

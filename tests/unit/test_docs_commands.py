@@ -21,6 +21,7 @@ from rayhive.cli import main
 from rayhive.cluster.node import capabilities
 from rayhive.cluster.testbed import lifecycle
 from rayhive.faults.target import CAPABILITIES
+from tests.fixtures.pages import DOCS, steps
 from tests.unit.sweep_fakes import TINY, World
 
 ROOT = Path(__file__).parents[2]
@@ -28,15 +29,13 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs/extending.md"}),
-    *sorted((ROOT / "docs/results").glob("*.md")),
+    *sorted({*DOCS.glob("*.md")} - {DOCS / "extending.md"}),
+    *sorted((DOCS / "results").glob("*.md")),
 ]
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: A command with its arguments; two words alone only name one.
 _INLINE = re.compile(r"`(rayhive (?:scenario )?\w+ [^`\n]+)`")
 _COMMAND = re.compile(r"([A-Z_]+=\S+ )?(rayhive|make|ray|python|pip) ")
-#: A file that a page asks the reader to write.
-_FILE = re.compile(r"Write `([\w.]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"\s+# .*$")
 
 #: Words of the pages that stand for something of the reader's.
@@ -108,8 +107,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = TINY | {"replicates": 2, "baselines": ["ddp"], "storage": None}
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
     (folder / "experiments").symlink_to(ROOT / "experiments")
-    for name, text in _FILE.findall((ROOT / "docs/own-module.md").read_text(encoding="utf-8")):
-        (folder / name).write_text(text)
+    for heading, name in (("The module", "cells.py"), ("The study", "cells.yaml")):
+        (folder / name).write_text(steps(heading, "own-module.md")[name])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(rayhive.sweep.target, "connect_to_ray", World().connect)

@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_page_is_in_the_menu(site: Path) -> None:
+def test_every_page_is_in_the_menu() -> None:
     menu = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} <= menu
 

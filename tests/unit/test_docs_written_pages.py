@@ -1,4 +1,4 @@
-"""Pages that scripts write are what the scripts write now."""
+"""Pages of the documentation that scripts write are up to date."""
 
 from __future__ import annotations
 

@@ -159,8 +159,8 @@ def test_a_folder_of_an_earlier_version_began_with_the_scenarios_it_holds(run_di
 @pytest.mark.usefixtures("fakes")
 def test_replicates_of_local_steps_are_added_under_faults_by_round(tmp_path: Path) -> None:
     space = {"codec": ["none"], "local_steps": [None, 4]}  # two sizes of a round
-    given = {"space": space, "scenarios": ["none", "kill-one"], "swarm": GIVEN["swarm"]}
-    given["swarm"] = {**GIVEN["swarm"], "peers": 3}
+    swarm = {**GIVEN["swarm"], "peers": 3}
+    given = {"space": space, "scenarios": ["none", "kill-one"], "swarm": swarm}
     folder = tmp_path / "run"
     assert sum(run(make(**given), folder)[0].starts.values()) == 4
     specs = [ReplicateSpec.model_validate_json(p.read_text()) for p in folder.rglob("spec.json")]

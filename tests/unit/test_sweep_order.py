@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,33 +70,34 @@ def test_replicates_of_a_configuration_are_not_run_back_to_back(tmp_path: Path) 
     assert min(first["none"], first["kill-one"]) >= 3  # the twin was first in 12 of 12
 
 
-def test_a_warm_up_comes_first_and_leaves_nothing(tmp_path: Path) -> None:
-    ran: list[str] = []
-
-    def log(spec: ReplicateSpec) -> Log:
-        ran.append(spec.scenario)
-        return Log(spec)
-
-    world, folder = World(log=log), tmp_path / "run"
-    order = started(folder, world, warm_up_s=5)
-    assert ran[0] == "warm-up" and "warm-up" not in ran[1:]
-    assert order == started(tmp_path / "without", World())  # it is not shown as a replicate
-    assert not list(folder.rglob("*warm-up*"))
-    assert set(load(folder).replicates["scenario"]) == {"none", "kill-one"}
-    assert started(folder, world, warm_up_s=5) == []
-    assert len(ran) == 25  # nothing was left to run, so nothing was warmed up
-
-
-def test_a_warm_up_trains_without_faults_for_its_time(tmp_path: Path) -> None:
-    specs: list[ReplicateSpec] = []
+def recording(specs: list[ReplicateSpec]) -> Callable[[ReplicateSpec], Log]:
+    """Return the log of a replicate that completes; its spec is added to a list."""
 
     def log(spec: ReplicateSpec) -> Log:
         specs.append(spec)
         return Log(spec)
 
+    return log
+
+
+def test_a_warm_up_comes_first_and_leaves_nothing(tmp_path: Path) -> None:
+    specs: list[ReplicateSpec] = []
+    world, folder = World(log=recording(specs)), tmp_path / "run"
+    order = started(folder, world, warm_up_s=5)
+    ran = [spec.scenario for spec in specs]
+    assert ran[0] == "warm-up" and "warm-up" not in ran[1:]
+    assert order == started(tmp_path / "without", World())  # it is not shown as a replicate
+    assert not list(folder.rglob("*warm-up*"))
+    assert set(load(folder).replicates["scenario"]) == {"none", "kill-one"}
+    assert started(folder, world, warm_up_s=5) == []
+    assert len(specs) == 25  # nothing was left to run, so nothing was warmed up
+
+
+def test_a_warm_up_trains_without_faults_for_its_time(tmp_path: Path) -> None:
+    specs: list[ReplicateSpec] = []
     started(
         tmp_path / "run",
-        World(log=log),
+        World(log=recording(specs)),
         warm_up_s=5,
         budget={"trials": 4, "seconds_per_replicate": 60, "samples_per_replicate": 12800},
     )
