@@ -23,6 +23,8 @@ class KnownPeer:
         lost_in: This peer's last finished round when it was lost; None if it was not.
         met: Last round in which it was in a group with this peer.
         left_out: Last round that a group with this peer began without it, by a quorum.
+        unmet: Last round in which this peer awaited it and no group formed.
+        unmet_until: Time until which its announcement of that round's end may be under way.
     """
 
     heartbeat: Heartbeat
@@ -34,3 +36,21 @@ class KnownPeer:
     lost_in: int | None = None
     met: int = 0
     left_out: int = 0
+    unmet: int = 0
+    unmet_until: float = -math.inf
+
+    def reached(self, now: float) -> int:
+        """Return the last round that it has finished, as far as this peer knows.
+
+        A round without a group leaves both without news of each other. An awaited peer has probably
+        ended it, too, and a short round is over before the message comes that says so.
+        """
+        reached = max(self.heartbeat.round, self.met - 1)
+        if self.heartbeat.averaged < self.unmet and now < self.unmet_until:
+            reached = max(reached, self.unmet - 1)
+        return reached
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether a round began without it, which it has not caught up with since."""
+        return self.heartbeat.round < self.left_out

@@ -348,6 +348,8 @@ class LiveProgressTracker:
             met: Whether this peer was in a group, and did not give up or stay out.
             aloud: Announce it now. After a complete round all members know it already.
         """
+        if kind == "averaged" and not met:
+            self.swarm.note_unmet(round_)
         fields = [kind, f"met_{kind}"] if met else [kind]
         self._announce(aloud, **{f: max(round_, getattr(self.view.own, f)) for f in fields})
 

@@ -202,6 +202,15 @@ class ProgressView:
             self.view.lock.wait(min(left, ROUND_CHECK_S))
             check()
 
+    def note_unmet(self, round_: int) -> None:
+        """Note that a round of this peer ended without a group.
+
+        With several groups, pairs are drawn among the peers that are known to be there.
+        """
+        if not self.several_groups:
+            with self.view.lock:
+                self.view.note_unmet(round_)
+
     def take_reunion(self) -> Reunion | None:
         """Return the lost peers that came back since the last call; None if there are none."""
         with self.view.lock:

@@ -307,7 +307,8 @@ class MembershipView:
         """
         return tuple(
             Member(
-                p.peer_id, p.client_mode, p.round, getattr(p, kind), getattr(p, f"met_{kind}"),
+                p.peer_id, p.client_mode, self._reached(p),
+                getattr(p, kind), getattr(p, f"met_{kind}"),
                 p.entered if computes else None, self.is_left_out(p),
             )
             for p in self.participants()
@@ -379,11 +380,20 @@ class MembershipView:
             elif quorum:
                 peer.left_out = max(peer.left_out, round_)
 
+    def note_unmet(self, round_: int) -> None:
+        """Note that a round ended without a group: news of the peers that it awaited are due."""
+        now = self._clock()
+        for heartbeat in self.participants():
+            peer = self._others.get(heartbeat.peer_id)
+            if peer is not None and peer.reached(now) + ROUNDS_BEHIND >= round_:
+                peer.unmet, peer.unmet_until = round_, now + self.silence
+
     def is_left_out(self, heartbeat: Heartbeat) -> bool:
         """Return whether a round began without another peer, which has not caught up since."""
         peer = self._others.get(heartbeat.peer_id)
-        return peer is not None and heartbeat.round < peer.left_out
+        return peer is not None and peer.is_left_out
 
     def _reached(self, heartbeat: Heartbeat) -> int:
-        """Return the last round that another peer has finished for certain."""
-        return max(heartbeat.round, self._others[heartbeat.peer_id].met - 1)
+        """Return the last round that a peer has finished, as far as this one knows."""
+        peer = self._others.get(heartbeat.peer_id)
+        return heartbeat.round if peer is None else peer.reached(self._clock())

@@ -7,6 +7,7 @@ steps each peer did in each round, and which rounds failed.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
 from pathlib import Path
@@ -56,8 +57,27 @@ def digest(tensors: Any) -> str:
     return found.hexdigest()
 
 
+def delay_heartbeats(seconds: float) -> None:
+    """Let each heartbeat of this process take this time to its receiver."""
+    from rayhive.membership.heartbeat import HeartbeatService
+
+    call = HeartbeatService.call
+
+    async def late(service: Any, peer: bytes, message: bytes) -> bytes:
+        await asyncio.sleep(seconds)
+        return await call(service, peer, message)
+
+    HeartbeatService.call = late
+
+
 def train(
-    folder: str, peer: int, peers: int, rounds: int, failing: list[int], options: dict[str, Any]
+    folder: str,
+    peer: int,
+    peers: int,
+    rounds: int,
+    failing: list[int],
+    options: dict[str, Any],
+    latency: float = 0.0,
 ) -> dict[str, Any]:
     """Train in company; return inner steps of each round, events, and parameters after each."""
     import torch
@@ -66,6 +86,7 @@ def train(
     from rayhive.spec.axes.delay import DELAY_FLAGS
 
     stay_in_rounds()
+    delay_heartbeats(latency)
     flags = {"delay_state_averaging": False, **DELAY_FLAGS[options.pop("delay", "none")]}
     place = Path(folder)
     dht = dht_of_peer(place, peer)
@@ -220,19 +241,21 @@ def together(folder: Path, peers: int, **arguments: Any) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(
-    ("peers", "on_failure", "inner_state"),
+    ("peers", "on_failure", "inner_state", "latency"),
     [
-        pytest.param(2, "local", "keep", id="2, local"),
-        pytest.param(4, "local", "reset", id="4, local, reset", marks=pytest.mark.slow),
-        pytest.param(2, "skip", "keep", id="2, skip", marks=pytest.mark.slow),
-        pytest.param(4, "skip", "keep", id="4, skip", marks=pytest.mark.slow),
+        pytest.param(2, "local", "keep", 0.0, id="2, local"),
+        pytest.param(2, "local", "keep", 0.2, id="2, local, rounds shorter than the latency"),
+        pytest.param(4, "local", "reset", 0.0, id="4, local, reset", marks=pytest.mark.slow),
+        pytest.param(2, "skip", "keep", 0.0, id="2, skip", marks=pytest.mark.slow),
+        pytest.param(4, "skip", "keep", 0.0, id="4, skip", marks=pytest.mark.slow),
     ],
 )
 def test_updates_are_those_of_the_paper(
-    tmp_path: Path, peers: int, on_failure: str, inner_state: str
+    tmp_path: Path, peers: int, on_failure: str, inner_state: str, latency: float
 ) -> None:
     options = {"on_failure": on_failure, "inner_state": inner_state}
-    logs = together(tmp_path, peers, rounds=ROUNDS, failing=list(FAILING), options=options)
+    run = {"rounds": ROUNDS, "failing": list(FAILING), "latency": latency}
+    logs = together(tmp_path, peers, options=options, **run)
     check_course(logs, on_failure)
     assert len({tuple(log["steps"]) for log in logs}) > 1, "all peers did the same number of steps"
     compare(logs, oracle(logs, on_failure, reset=inner_state == "reset"))

@@ -232,6 +232,35 @@ def test_a_peer_that_was_met_in_a_group_can_take_part_whatever_it_has_announced(
     assert view.live_peers() == 2
 
 
+def test_an_awaited_peer_of_a_round_without_a_group_is_awaited_in_the_next_one(
+    view: MembershipView, clock: Clock
+) -> None:
+    view.receive(heartbeat("a", version=1, round=6, averaged=6))
+    view.receive(heartbeat("slow", version=1, round=4, averaged=4))
+    for round_ in (7, 8, 9):  # shorter than the way of a message
+        view.note_unmet(round_)
+        view.announce(round=round_, averaged=round_)
+    rounds = {m.peer_id: m.round for m in view.members("averaged")}
+    assert rounds == {b"own": 9, b"a": 8, b"slow": 4}
+    assert view.live_peers() == 2
+    view.receive(heartbeat("a", version=2, round=7, averaged=8))  # late, and not the last one
+    assert view.live_peers() == 2
+    view.receive(heartbeat("a", version=3, round=6, averaged=9))  # it has ended the round: known
+    assert view.live_peers() == 1
+
+
+def test_news_of_a_round_without_a_group_are_awaited_for_as_long_as_silence(
+    view: MembershipView, clock: Clock
+) -> None:
+    view.receive(heartbeat("a", version=1, round=6, averaged=6))
+    for round_ in (7, 8, 9):
+        view.note_unmet(round_)
+        view.announce(round=round_, averaged=round_)
+    clock.now += SILENCE
+    view.receive(heartbeat("a", version=1))  # it lives, and is where it was
+    assert view.live_peers() == 1
+
+
 def test_a_peer_without_which_a_round_began_is_left_out_until_it_caught_up(
     view: MembershipView,
 ) -> None:
