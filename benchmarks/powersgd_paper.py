@@ -253,8 +253,10 @@ def claims(model: str, found: Rounds) -> list[Claim]:
     return made
 
 
-def draw(path: Path, model: str, found: dict[float, Rounds]) -> None:
+def draw(folder: Path, model: str, found: dict[float, Rounds]) -> None:
     """Draw the seconds a round over the links, dense and at rank 4."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"powersgd-{MODELS[model]}.svg"
     lines = {
         f"{system}, {name_of(rank)}": [
             (rate, float(np.median(seconds_of(rounds[system, rank]))))
@@ -290,10 +292,8 @@ def main() -> None:
                 print_table(model, rate, found)
                 measured[model][rate] = found
                 made += claims(model, found) if rate == JUDGED_MBIT else []
-    if arguments.pictures:
-        for model, by_rate in measured.items():
-            arguments.pictures.mkdir(parents=True, exist_ok=True)
-            draw(arguments.pictures / f"powersgd-{MODELS[model]}.svg", model, by_rate)
+                if arguments.pictures:  # after each link: the slowest ones take long
+                    draw(arguments.pictures, model, measured[model])
     print()
     print_claims(*made)
 
