@@ -143,10 +143,13 @@ class Agreement:
     A member that stopped alone would leave the others in a collective. Each round ends with an
     all-reduce of the members' reasons that runs in the background; its result counts at the end of
     the next round, when it has arrived long since.
+
+    Args:
+        timeout: Longest wait for a member; None for torch's default.
     """
 
-    def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo")
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._reduce = dist.all_reduce
         self._pending: tuple[Any, torch.Tensor] | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -121,6 +122,11 @@ class Rank(Member):
         self.round_size = self.batches_per_round * batch_size * self._size
         self._traffic = Traffic()
 
+    @property
+    def timeout(self) -> timedelta | None:
+        """Timeout of the collectives; None for torch's default."""
+        return None
+
     def hook(self) -> tuple[Hook, Any]:
         """Return the communication hook and its state."""
         return default_hooks.allreduce_hook, None
@@ -145,7 +151,7 @@ class Rank(Member):
 
     def begin(self) -> None:
         """Count what the process group, which exists, sends from now on."""
-        self._agreement = Agreement()
+        self._agreement = Agreement(self.timeout)
         self._traffic.install()
 
     def strategy(self) -> MeasuredDDP:

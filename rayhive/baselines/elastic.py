@@ -48,6 +48,11 @@ class ElasticRank(Rank):
 
     strategy_type: ClassVar[type[MeasuredDDP]] = EverywhereDDP
 
+    @property
+    def timeout(self) -> timedelta:
+        """Timeout of the collectives, after which a member that vanished counts as lost."""
+        return collective_timeout(self.spec)
+
     def listen(self, known: Sequence[str]) -> list[str]:
         """Do nothing: the agent met the others."""
         return list(known)
@@ -123,6 +128,14 @@ class Restored:
     seconds: float
 
 
+def collective_timeout(spec: PeerSpec) -> timedelta:
+    """Return the timeout of all collectives.
+
+    A group of its own has torch's default otherwise, which is half an hour.
+    """
+    return timedelta(seconds=max(SHORTEST_S, spec.swarm.averaging_timeout))
+
+
 def join_group(spec: PeerSpec) -> PeerSpec:
     """Connect with the other members that the agents have found.
 
@@ -134,8 +147,7 @@ def join_group(spec: PeerSpec) -> PeerSpec:
     """
     use_interface(spec.host)
     limit_threads(spec)
-    limit = max(SHORTEST_S, spec.swarm.averaging_timeout)
-    dist.init_process_group(backend(spec), timeout=timedelta(seconds=limit))
+    dist.init_process_group(backend(spec), timeout=collective_timeout(spec))
     return spec.model_copy(update={"peer": dist.get_rank(), "peers": dist.get_world_size()})
 
 
@@ -149,15 +161,16 @@ def newest_checkpoint(folder: Path) -> tuple[int, Path | None]:
     return max(found, default=(0, None))
 
 
-def exchange_checkpoint(folder: Path, name: str) -> Restored:
+def exchange_checkpoint(folder: Path, name: str, timeout: timedelta) -> Restored:
     """Agree with the other members on the newest checkpoint, and get it if it is not here.
 
     Args:
         folder: Folder of this member's checkpoints.
         name: Name of this member.
+        timeout: Longest wait for a member.
     """
     began, rank = time.perf_counter(), dist.get_rank()
-    channel = dist.new_group(backend="gloo")
+    channel = dist.new_group(backend="gloo", timeout=timeout)
     own, path = newest_checkpoint(folder)
     told: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
     dist.all_gather_object(told, (name, own), group=channel)

@@ -173,6 +173,7 @@ class WorkerRelay:
         self._lock = threading.Lock()
         self._worker: socket.socket | None = None
         self._train = self._shutdown = self._stopping = False
+        self._has_joined = False  # the present training process: until then it meets the others
         self._idle = threading.Event()
         self._idle.set()
         self._ended_s: float | None = None
@@ -198,11 +199,12 @@ class WorkerRelay:
                 if self._train:
                     self._send(commands.Train())
                 if self._channel.stop_reason is not None:
-                    self._send(commands.Stop(reason=self._channel.stop_reason))
+                    self._end()
             with suppress(ConnectionError):
                 self._read(worker)
             with self._lock:
                 self._worker, self._ended_s = None, time.monotonic()
+                self._has_joined = False
                 worker.close()
                 self._idle.set()
                 if self._channel.stop_reason is not None or self.history.finished:
@@ -217,6 +219,7 @@ class WorkerRelay:
                 except ValueError:  # half a line of a process that was killed
                     continue
                 with self._lock:
+                    self._has_joined = True
                     if self.history.take(event, time.monotonic()):
                         self._channel.emit(event)
                     if isinstance(event, events.PeerFailed):
@@ -233,8 +236,9 @@ class WorkerRelay:
                     self._train = True
                     self._send(command)
                 case commands.Stop():
-                    self._send(command)
-                    if self._worker is None:
+                    if self._has_joined:
+                        self._send(command)
+                    else:  # the others may have ended
                         self._end()
                 case commands.Shutdown():
                     self._shutdown = True
@@ -248,7 +252,7 @@ class WorkerRelay:
                 self._worker.sendall(command.model_dump_json().encode() + b"\n")
 
     def _end(self) -> None:
-        """End a peer that is asked to stop, or has finished, and has no training process."""
+        """End a peer that is asked to stop, or has finished, and has no process that trains."""
         history = self.history
         if history.training and not history.finished:
             end = events.PeerFinished(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import queue
+import socket
+import threading
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from rayhive import events
-from rayhive.baselines.elastic import launch_config, newest_checkpoint
+from rayhive.baselines.elastic import ElasticRank, launch_config, newest_checkpoint
 from rayhive.errors import ConfigError
 from rayhive.invariants import check_all
 from rayhive.metrics.fault_impact import impacts
@@ -15,8 +24,8 @@ from rayhive.metrics.groups.badput import DOWN, RETRY, TRANSFER, time_spent
 from rayhive.metrics.groups.convergence import evaluations
 from rayhive.metrics.groups.faults import samples_lost
 from rayhive.metrics.rows import timeline_row
-from rayhive.peer.elastic import WorkerHistory
-from rayhive.spec import SweepConfig
+from rayhive.peer.elastic import WorkerHistory, WorkerRelay
+from rayhive.spec import SweepConfig, commands
 from rayhive.spec.study import ElasticConfig
 from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.resumption import differences
@@ -129,6 +138,51 @@ def test_a_new_process_gets_what_the_last_one_did() -> None:
     )
     assert (history.round, history.pending) == (2, 0)
     assert history.resume(None, now=16.0).rounds == ()
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_peer_whose_process_still_meets_the_others_stops_at_once(
+    monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    emitted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ended = threading.Event()
+    monkeypatch.setattr(os, "kill", lambda pid, number: ended.set())
+    heard: list[Any] = []
+    channel: Any = SimpleNamespace(
+        emit=emitted.put, listen=heard.append, stop_reason=None, has_failed=False
+    )
+    relay = WorkerRelay(channel)
+    relay.history.take(events.TrainingStarted(round=0), now=0.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as worker:
+        worker.settimeout(10)
+        worker.connect(relay.address)
+        lines = worker.makefile(encoding="utf-8")
+        assert json.loads(lines.readline())["training"]
+        if joined:
+            worker.sendall(events.dump_event(events.Progress(computed=8)).encode() + b"\n")
+            assert emitted.get(timeout=10).computed == 8
+        channel.stop_reason = "seconds"
+        heard[0](commands.Stop(reason="seconds"))
+        if joined:  # it ends after its round, together with the others
+            assert json.loads(lines.readline())["reason"] == "seconds"
+            assert emitted.empty() and not ended.is_set()
+        else:
+            assert emitted.get(timeout=10).reason == "seconds"
+            assert ended.is_set()
+        lines.close()
+    assert ended.wait(10)
+
+
+def test_all_groups_of_elastic_give_up_a_member_that_vanished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timeouts: list[Any] = []
+    monkeypatch.setattr(dist, "new_group", lambda **given: timeouts.append(given["timeout"]))
+    spec = make_spec(trial=None, baseline="elastic", elastic=ElasticConfig()).peer_spec(0)
+    rank = ElasticRank(spec, batch_size=8)
+    monkeypatch.setattr(rank._traffic, "install", lambda: None)
+    rank.begin()
+    assert timeouts == [timedelta(seconds=max(30.0, spec.swarm.averaging_timeout))]
 
 
 def test_the_agent_has_torchruns_options() -> None:
