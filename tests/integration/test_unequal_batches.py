@@ -200,7 +200,7 @@ def test_two_peers_apply_the_mean_over_the_samples_of_both(tmp_path: Path) -> No
                 assert gradient == pytest.approx(mean, rel=close), way
 
 
-def local_updates(folder: str, peer: int) -> list[tuple[int, list[float], list[float]]]:
+def local_updates(folder: str, peer: int) -> dict[str, Any]:
     """Train with local updates; return samples and parameters before, and these after, a round."""
     from rayhive import HivemindStrategy
 
@@ -212,9 +212,16 @@ def local_updates(folder: str, peer: int) -> list[tuple[int, list[float], list[f
     meeting, module = Path(folder), Local()
     before: list[tuple[int, list[float]]] = []
     after: list[list[float]] = []
+    outcomes: list[str] = []
+
+    def note(kind: str, fields: dict[str, Any]) -> None:
+        if kind == "round":
+            outcomes.append(fields["outcome"])
+
     strategy = HivemindStrategy(
         **{
             **FAST,
+            "on_event": note,
             "target_batch_size": 150,
             "use_local_updates": True,
             "host_maddrs": LOOPBACK,
@@ -227,16 +234,20 @@ def local_updates(folder: str, peer: int) -> list[tuple[int, list[float], list[f
     together = Together(folder, peer, rounds=ROUNDS, at_round=lambda _: after.append(flat(module)))
     fitted = make_trainer(strategy, together)
     fitted.fit(module, odd_data(65, 32) if peer == 0 else odd_data(20, 8))
-    return [(*one, two) for one, two in zip(before, after, strict=True)]
+    rounds = [(*one, two) for one, two in zip(before, after, strict=True)]
+    return {"rounds": rounds, "outcomes": outcomes}
 
 
 def test_local_updates_end_in_the_mean_over_the_samples_of_both(tmp_path: Path) -> None:
     """Equal weights, as hivemind gives them, would favour the peer with fewer samples."""
     first, second = (call(local_updates, folder=str(tmp_path), peer=peer) for peer in (0, 1))
-    found = list(zip(first.result(120), second.result(120), strict=True))
+    peers = [first.result(120), second.result(120)]
+    assert {outcome for each in peers for outcome in each["outcomes"]} == {"averaged"}
+    found = list(zip(*(each["rounds"] for each in peers), strict=True))
     assert len(found) >= ROUNDS
+    # not in every round: two peers may end it with equal numbers of equal batches
+    assert any(one[0] != two[0] and one[1] != two[1] for one, two in found)
     for (ours, mine, after), (theirs, yours, other) in found:
-        assert mine != yours and ours != theirs
         mean = [(ours * a + theirs * b) / (ours + theirs) for a, b in zip(mine, yours, strict=True)]
         assert after == other == pytest.approx(mean, rel=1e-5)
 
