@@ -129,10 +129,7 @@ class Restored:
 
 
 def collective_timeout(spec: PeerSpec) -> timedelta:
-    """Return the timeout of all collectives.
-
-    A group of its own has torch's default otherwise, which is half an hour.
-    """
+    """Return the time after which a member counts as lost; torch's default is half an hour."""
     return timedelta(seconds=max(SHORTEST_S, spec.swarm.averaging_timeout))
 
 
@@ -161,16 +158,15 @@ def newest_checkpoint(folder: Path) -> tuple[int, Path | None]:
     return max(found, default=(0, None))
 
 
-def exchange_checkpoint(folder: Path, name: str, timeout: timedelta) -> Restored:
+def exchange_checkpoint(folder: Path, name: str) -> Restored:
     """Agree with the other members on the newest checkpoint, and get it if it is not here.
 
     Args:
         folder: Folder of this member's checkpoints.
         name: Name of this member.
-        timeout: Longest wait for a member.
     """
     began, rank = time.perf_counter(), dist.get_rank()
-    channel = dist.new_group(backend="gloo", timeout=timeout)
+    channel = dist.new_group(backend="gloo")  # torch's timeout: a checkpoint may take long
     own, path = newest_checkpoint(folder)
     told: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
     dist.all_gather_object(told, (name, own), group=channel)

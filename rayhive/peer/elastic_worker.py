@@ -21,7 +21,6 @@ from rayhive.baselines.base import Baseline, Member, batches_per_round
 from rayhive.baselines.ddp import of_group
 from rayhive.baselines.elastic import (
     Restored,
-    collective_timeout,
     exchange_checkpoint,
     join_group,
     write_checkpoint,
@@ -92,7 +91,7 @@ def _train(channel: Channel, spec: PeerSpec, order: Order) -> None:
     resume = channel.wait_for(Resume)
     baseline: Baseline = BASELINES.get(str(spec.baseline))()
     placed = join_group(spec)
-    restored = exchange_checkpoint(Path(order.folder), spec.name, collective_timeout(spec))
+    restored = exchange_checkpoint(Path(order.folder), spec.name)
     # A group that goes on deals the data anew, and begins another order of the samples.
     share = placed.peer + restored.round * placed.peers, placed.peers
     fit = PeerFit(placed, share)

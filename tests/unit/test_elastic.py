@@ -173,7 +173,7 @@ def test_a_peer_whose_process_still_meets_the_others_stops_at_once(
     assert ended.wait(10)
 
 
-def test_all_groups_of_elastic_give_up_a_member_that_vanished(
+def test_the_agreement_of_elastic_gives_up_a_member_that_vanished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timeouts: list[Any] = []
