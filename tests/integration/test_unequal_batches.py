@@ -245,9 +245,10 @@ def test_local_updates_end_in_the_mean_over_the_samples_of_both(tmp_path: Path) 
     assert {outcome for each in peers for outcome in each["outcomes"]} == {"averaged"}
     found = list(zip(*(each["rounds"] for each in peers), strict=True))
     assert len(found) >= ROUNDS
-    # not in every round: two peers may end it with equal numbers of equal batches
-    assert any(one[0] != two[0] and one[1] != two[1] for one, two in found)
+    # not in every round: both may have done the same number of their epochs of three batches
+    assert any(one[1] != two[1] for one, two in found)
     for (ours, mine, after), (theirs, yours, other) in found:
+        assert ours != theirs
         mean = [(ours * a + theirs * b) / (ours + theirs) for a, b in zip(mine, yours, strict=True)]
         assert after == other == pytest.approx(mean, rel=1e-5)
 
