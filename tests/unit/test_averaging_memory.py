@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
 import weakref
 from types import SimpleNamespace
@@ -44,6 +45,15 @@ def state_averager(**options: Any) -> Any:
     optimizer.step()
     options = {"optimizer": optimizer, "dht": DHT, "prefix": "run", "start": False, **options}
     return RayhiveStateAverager(**options)
+
+
+def across_pages(count: int) -> torch.Tensor:
+    """Return ones that begin and end within a page, as most tensors do, and not all."""
+    page = mmap.PAGESIZE // 4
+    ones = torch.ones(count + 2 * page)
+    begin = -ones.data_ptr() // 4 % page + 16
+    assert (begin + count) % page
+    return ones[begin : begin + count]
 
 
 def pages_of(averager: Any) -> list[range]:
@@ -178,7 +188,7 @@ def test_an_average_is_dropped_when_every_sender_has_it() -> None:
 
 def test_a_child_gives_back_pages_of_its_parents_tensors() -> None:
     """The pages at both ends are shared with other objects and stay."""
-    tensor, shared = torch.ones(SIZES[1]), torch.ones(SIZES[1]).share_memory_()
+    tensor, shared = across_pages(SIZES[1]), torch.ones(SIZES[1]).share_memory_()
     pages, common = whole_pages(tensor), whole_pages(shared)
     assert held([pages]) == len(pages)
     child = os.fork()
