@@ -84,8 +84,8 @@ class MeasuredAverager(DecentralizedAverager):
         groups: All-reduces of this averager, in its process.
         cancellations: Sender of cancellation messages, in its process.
         signs: Signs of life of peers with which its process exchanges bulk data.
-        refused_states: Refused states since the list was last emptied, as in
-            :class:`DownloadOutcome`.
+        refused_states: Refused states, as in :class:`DownloadOutcome`, since it was last emptied.
+        summed_steps: Steps of an optimizer that the tensors of the next round sum up.
         downloaded_bytes: Bytes received of states so far, refused ones included.
     """
 
@@ -118,7 +118,7 @@ class MeasuredAverager(DecentralizedAverager):
         timeouts = hivemind_timeouts(min_matchmaking_time, allreduce_timeout, kwargs)
         kwargs.update(timeouts, allreduce_timeout=allreduce_timeout)
         self.refused_states: list[dict[str, Any]] = []
-        self.downloaded_bytes, self.signs = 0, SignsOfLife()
+        self.downloaded_bytes, self.summed_steps, self.signs = 0, 1, SignsOfLife()
         self._differences, self._standstill = differences, allreduce_timeout
         self._trainer_tensors = trainer_tensors
         # The rest is used in the averager's process only.
@@ -153,8 +153,7 @@ class MeasuredAverager(DecentralizedAverager):
     def set_members(self, members: Sequence[Member], lost: frozenset[bytes] = frozenset()) -> None:
         """Set the peers that take part in the run, see :class:`MemberNews`.
 
-        It may be called from any thread, also during a search for a group. It has no effect when
-        the averager's process is not alive.
+        Any thread may call it at any time. It does nothing if the averager's process is not alive.
 
         Args:
             members: The peers, oldest first.
@@ -185,13 +184,14 @@ class MeasuredAverager(DecentralizedAverager):
             raise ValueError("a step that requires a trigger cannot be waited for here")
         now, dumps = get_dht_time(), self.serializer.dumps
         window = self.matchmaking_kwargs["min_matchmaking_time"]
+        member = MemberData(self.bandwidth, self.mode.value, dumps(gather), steps=self.summed_steps)
         control = self._news.begin(
             self._requests.request,
             scheduled_time=now + window if scheduled_time is None else scheduled_time,
             deadline=float("inf") if timeout is None else now + timeout,
             allow_retries=allow_retries,
             weight=float(self.mode.name != "AUX") if weight is None else weight,
-            gather=MemberData(self.bandwidth, self.mode.value, dumps(gather)).dumps(),
+            gather=member.dumps(),
         )
         if not require_trigger:
             control.allow_allreduce()

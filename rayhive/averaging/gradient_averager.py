@@ -154,18 +154,19 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         self.local_times_accumulated = 1
 
     @torch.no_grad()
-    def set_accumulated(self, values: Iterable[torch.Tensor], samples: int) -> None:
+    def set_accumulated(self, values: Iterable[torch.Tensor], samples: int, steps: int = 1) -> None:
         """Set what this peer contributes to the next round, in place of accumulated gradients.
 
         Args:
-            values: Mean over the samples, one tensor for each parameter.
+            values: One tensor for each parameter, to be averaged over the peers.
             samples: Number of the samples, which is the weight of this peer.
+            steps: Number of an optimizer's steps that the values sum up.
         """
-        self._cleared = False
+        self._cleared, self.summed_steps = False, max(1, steps)
         for accumulator, value in zip(self._local_accumulators, values, strict=True):
             accumulator.copy_(value)
         self._anchor_batch_size = self.local_samples_accumulated = samples
-        self.local_times_accumulated = 1
+        self.local_times_accumulated = self.summed_steps
 
     @torch.no_grad()
     def load_accumulators_into_averager_(self) -> None:

@@ -21,18 +21,20 @@ class MemberData:
         mode: Value of hivemind's ``AveragingMode``.
         content: Data of the step, serialized.
         partition: Version of the partition that the member can use; None for hivemind's own.
+        steps: Steps of an optimizer that its tensors sum up; 1 for gradients and parameters.
     """
 
     bandwidth: float | None
     mode: int
     content: bytes
     partition: int | None = PARTITION_VERSION
+    steps: int = 1
 
     @classmethod
     def loads(cls, data: bytes) -> MemberData:
         """Return the data of a member, of rayhive or of hivemind."""
         bandwidth, mode, content, *ours = MSGPackSerializer.loads(data)
-        return cls(bandwidth, mode, content, ours[0] if ours else None)
+        return cls(bandwidth, mode, content, *(ours or [None]))
 
     def dumps(self) -> bytes:
         """Return the serialized data."""

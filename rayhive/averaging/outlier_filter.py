@@ -36,10 +36,11 @@ class Announcement:
     """Summary of the tensors that a peer contributes to a round.
 
     Attributes:
-        norm: Euclidean norm of all tensors together; not finite if any element is not.
+        norm: Euclidean norm of all tensors together, by the steps that they sum up: a peer that has
+            made more local steps than another has gone further. Not finite if any element is not.
         usual: Median of the peer's own norms in its last rounds, refused ones included; None
             before its first round.
-        sketch: Sketch of the tensors, in units of the norm; empty if the norm is not finite or 0,
+        sketch: Sketch of the direction of the tensors; empty if the norm is not finite or 0,
             and under rules without directions.
         lean: Mean cosine between its tensors and those of the other peers in its last rounds; None
             before :data:`LEANING` rounds of three peers or more.
@@ -57,7 +58,7 @@ class Refusal:
 
     Attributes:
         reason: ``not_finite``, ``norm`` or ``direction``.
-        norm: Their norm; None if only a part was checked.
+        norm: Their norm, as announced; None if only a part was checked.
         bound: The largest norm that would have been accepted, or the least lean; None if there is
             no such bound.
         lean: The lean that was too small, if that is the reason.
@@ -153,15 +154,16 @@ class OutlierFilter:
         self._sketcher: Sketcher | None = None
 
     @torch.no_grad()
-    def announce(self, tensors: Sequence[torch.Tensor]) -> Announcement:
-        """Return the peer's announcement of ``tensors``."""
-        norm = norm_of(tensors)
+    def announce(self, tensors: Sequence[torch.Tensor], steps: int = 1) -> Announcement:
+        """Return the peer's announcement of ``tensors``, which sum up that many steps."""
+        whole = norm_of(tensors)
+        norm = whole / steps
         usual = median_low(self._norms) if self._norms else None
         if not self._sketches or not math.isfinite(norm) or norm == 0:
             return Announcement(norm, usual)
         if self._sketcher is None:
             self._sketcher = Sketcher([tensor.numel() for tensor in tensors])
-        direction = self._sketcher(tensors) / norm
+        direction = self._sketcher(tensors) / whole
         sketch = direction.to(torch.float16).numpy().tobytes()
         full = len(self._leans) == LEANING
         return Announcement(norm, usual, sketch, fmean(self._leans) if full else None)

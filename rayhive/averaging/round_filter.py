@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,12 +44,12 @@ async def announced(
 ) -> bytes:
     """Return the data that a step gathers, extended by this peer's announcement."""
     member = MemberData.loads(data_for_gather)
-    tensors = floats(tensors)
+    tensors, announce = floats(tensors), partial(outlier_filter.announce, steps=member.steps)
     if sum(tensor.numel() for tensor in tensors) < LARGE:
-        announcement = outlier_filter.announce(tensors)
+        announcement = announce(tensors)
     else:
         loop = asyncio.get_running_loop()
-        announcement = await loop.run_in_executor(None, outlier_filter.announce, tensors)
+        announcement = await loop.run_in_executor(None, announce, tensors)
     return replace(member, content=attached(member.content, announcement)).dumps()
 
 

@@ -105,6 +105,7 @@ class LocalSteps:
         """Step the inner optimizer with the gradients of a batch, and count its samples."""
         self.inner.step()
         self.averager.local_samples_accumulated += samples
+        self.averager.local_times_accumulated += 1
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -130,7 +131,8 @@ class LocalSteps:
                     zip(self._start, self.parameters, strict=True)
                 )
             )
-            self.averager.set_accumulated(progress, self._taken_samples)
+            steps = self.averager.local_times_accumulated
+            self.averager.set_accumulated(progress, self._taken_samples, steps)
         self._taken = {
             index: self.parameters[index].detach().clone()
             if self.delayed

@@ -224,8 +224,6 @@ def local_updates(folder: str, peer: int) -> dict[str, Any]:
             "on_event": note,
             "target_batch_size": 150,
             "use_local_updates": True,
-            # a peer with many odd batches goes over 100 times as far as one with an even batch
-            "outlier_filter": "finite",
             "host_maddrs": LOOPBACK,
             "initial_peers": None if peer == 0 else address_in(meeting),
         }

@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hivemind.averaging.partition import BannedException
 from hivemind.utils import MSGPackSerializer
 
 from rayhive.averaging.aggregation import RULES, Rule, SteadyReducer
+from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import (
     LEANING,
     LEAST_LEAN,
@@ -23,7 +25,7 @@ from rayhive.averaging.outlier_filter import (
     directions,
     judge,
 )
-from rayhive.averaging.round_filter import attached, detached
+from rayhive.averaging.round_filter import LARGE, announced, attached, detached
 from rayhive.averaging.tensor_summary import Sketcher, cosine, norm_of
 from rayhive.spec import OutlierFilterRule
 from rayhive.spec.swarm import OUTLIER_FILTERS
@@ -192,6 +194,27 @@ def test_an_announcement_is_sent_with_the_gathered_data(content: Any) -> None:
     announcement = Announcement(2.5, None, b"sketch")
     assert detached(attached(gathered, announcement)) == (gathered, announcement)
     assert detached(gathered) == (gathered, None)
+
+
+@pytest.mark.parametrize("elements", [3, LARGE])
+def test_an_announced_norm_is_that_of_one_step(elements: int) -> None:
+    member = MemberData(None, 0, MSGPackSerializer.dumps([7]), steps=200)
+    summed = 200 * torch.randn(elements, generator=torch.Generator().manual_seed(0))
+    data = asyncio.run(announced(OutlierFilter("direction"), member.dumps(), [summed]))
+    assert MemberData.loads(data).steps == 200
+    _, announcement = detached(MemberData.loads(data).content)
+    one = OutlierFilter("direction").announce([summed / 200])
+    assert announcement is not None and announcement.norm == pytest.approx(one.norm, 1e-4)
+    sketches = [
+        torch.tensor(np.frombuffer(each.sketch, np.float16)) for each in (announcement, one)
+    ]
+    torch.testing.assert_close(*sketches, rtol=0, atol=2e-3)
+
+
+def test_a_fast_peer_with_many_local_steps_is_accepted() -> None:
+    filters = [OutlierFilter(), OutlierFilter()]
+    told = [one.announce([torch.ones(9) * n], n) for one, n in zip(filters, (1, 500), strict=True)]
+    assert not judge(dict(enumerate(told)))
 
 
 def test_a_norm_that_overflows_half_precision_is_finite() -> None:

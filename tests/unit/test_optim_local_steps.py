@@ -22,11 +22,11 @@ from rayhive.sweep.link_time import round_traffic
 class Averager:
     """Keeps what a peer contributes to a round."""
 
-    local_samples_accumulated = 0
+    local_samples_accumulated = local_times_accumulated = 0
 
-    def set_accumulated(self, values: Iterable[torch.Tensor], samples: int) -> None:
-        self.sent, self.weight = [value.clone() for value in values], samples
-        self.local_samples_accumulated = 0  # as after each round
+    def set_accumulated(self, values: Iterable[torch.Tensor], samples: int, steps: int = 1) -> None:
+        self.sent, self.weight, self.steps = [value.clone() for value in values], samples, steps
+        self.local_samples_accumulated = self.local_times_accumulated = 0  # as after each round
 
 
 class Peer:
@@ -60,12 +60,14 @@ def test_a_round_takes_the_progress_and_sets_the_parameters() -> None:
     peer.batches(3)
     peer.local.take(1)
     assert peer.averager.sent[0].tolist() == [3.0, 3.0] and peer.averager.weight == 24
+    assert peer.averager.steps == 3
     peer.change_outer(-2.5)
     peer.local.end_round(skipped=False)
     assert torch.equal(peer.parameter.detach(), peer.outer)
     peer.batches(1)
     peer.local.take(1)
     assert peer.averager.sent[0].tolist() == [1.0, 1.0] and peer.averager.weight == 8
+    assert peer.averager.steps == 1
 
 
 def test_steps_during_a_delayed_round_enter_the_next_one() -> None:
