@@ -26,7 +26,8 @@ class RayhiveError(Exception):
     exit_code: int = 1
 
 
-#: Largest number of characters of a value in a message; the middle of a longer one is left out.
+#: Largest number of characters of a value or a name in a message, the middle of a longer one
+#: is left out.
 SHOWN = 200
 
 
@@ -36,6 +37,10 @@ def _shown(value: object) -> str:
         text = without_secrets(repr(value))  # before it is shortened
     except (ValueError, RecursionError):  # an integer of thousands of digits has no repr
         return f"this {type(value).__name__}"
+    return _shortened(text)
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
 
 
@@ -56,8 +61,8 @@ class Problem:
     nearest: str | None = None
 
     def __str__(self) -> str:
-        hint = f"; did you mean {self.nearest!r}?" if self.nearest is not None else ""
-        text = f"{self.key}: {_shown(self.value)} is not valid: {self.allowed}{hint}"
+        hint = f"; did you mean {_shown(self.nearest)}?" if self.nearest is not None else ""
+        text = f"{_shortened(self.key)}: {_shown(self.value)} is not valid: {self.allowed}{hint}"
         text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
         return without_secrets(text)
 
@@ -196,4 +201,5 @@ def nearest(value: object, choices: Sequence[str]) -> str | None:
 def unknown(key: str, value: object, choices: Iterable[str]) -> Problem:
     """Return the problem of a name that is not among ``choices``."""
     names = sorted(choices)
-    return Problem(key, value, f"one of {', '.join(names) or 'none'}", nearest(value, names))
+    listed = ", ".join(map(_shortened, names)) or "none"
+    return Problem(key, value, f"one of {listed}", nearest(value, names))

@@ -82,6 +82,12 @@ def test_unknown_lists_every_choice_in_order() -> None:
     )
 
 
+def test_names_of_any_length_leave_a_message_readable() -> None:
+    """Keys, values and choices may come from a damaged file."""
+    name = "x" * 100_000
+    assert len(str(unknown(name, name + "y", ["none", name]))) < 2000
+
+
 def test_unknown_among_no_choices() -> None:
     assert unknown("fault", "kill", []).allowed == "one of none"
 
