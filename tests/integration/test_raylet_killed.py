@@ -32,7 +32,8 @@ from rayhive.sweep.resolve import WorkloadFacts
 folder, forkserver, kind, address = Path(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:]
 local = address == "local"
 # the peers of a node outlive its raylet for seconds; what they leave there, its next agent removes
-fake = {"rounds": 50 if local else 1000, "litter": local}
+# a supervisor outlives it by about a second, in which a short replicate would end
+fake = {"rounds": 300 if local else 1000, "litter": local}
 config = SweepConfig(
     name="killed",
     workload={"name": "pretended", "args": {"fake": fake}},
