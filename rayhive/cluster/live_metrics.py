@@ -6,8 +6,10 @@ Ray adds ``ray_`` to the names, and serves them at the metrics port of each node
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +26,8 @@ from rayhive.spec.replicate import ReplicateSpec
 
 #: Variable with the port at which an embedded Ray serves its metrics; without it, it has none.
 PORT = "RAYHIVE_METRICS_PORT"
+#: Interval at which gauges are set again; Ray reports them every 10 s [s].
+REPEAT_S = 4.0
 #: Labels of the metrics of a replicate.
 OF_REPLICATE = ("study", "configuration", "scenario")
 #: Counters of a replicate: name -> meaning, and labels besides those of the replicate.
@@ -97,7 +101,8 @@ class ReplicateMetrics:
 
     def _set(self, name: str, value: float | None, **labels: str) -> None:
         if value is not None and _connected():
-            _metric("Gauge", name, *GAUGES[name]).set(value, plain_labels(self._labels, labels))
+            gauge = _metric("Gauge", name, *GAUGES[name])
+            _GAUGES.set(gauge, value, plain_labels(self._labels, labels))
 
 
 class SweepMetrics:
@@ -123,7 +128,42 @@ class SweepMetrics:
     def _set(self, name: str, value: float, **labels: str) -> None:
         about, keys = OF_SWEEP[name]
         gauge = _metric("Gauge", name, about, keys, ("study",))
-        gauge.set(value, plain_labels({"study": self._study}, labels))
+        _GAUGES.set(gauge, value, plain_labels({"study": self._study}, labels))
+
+
+@dataclass
+class _Gauges:
+    """Last values of this process's gauges, which a thread sets again while Ray is connected.
+
+    Ray no longer serves a gauge some time after it was set, as if its process had ended.
+    """
+
+    _values: dict[tuple[Any, Any], float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
+
+    def set(self, gauge: Any, value: float, labels: Mapping[str, str]) -> None:
+        """Set a gauge for some labels from now on."""
+        gauge.set(value, dict(labels))
+        with self._lock:
+            self._values[gauge, tuple(labels.items())] = value
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._repeat, daemon=True, name="gauges")
+                self._thread.start()
+
+    def _repeat(self) -> None:
+        pause = threading.Event()
+        while True:
+            pause.wait(REPEAT_S)
+            with self._lock:
+                if not _connected():
+                    self._values, self._thread = {}, None
+                    return
+                for (gauge, labels), value in self._values.items():
+                    gauge.set(value, dict(labels))
+
+
+_GAUGES = _Gauges()
 
 
 def plain_labels(*labels: Mapping[str, str]) -> dict[str, str]:
