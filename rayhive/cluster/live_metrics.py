@@ -90,19 +90,19 @@ class ReplicateMetrics:
             self._add("received_bytes", event.received_bytes or 0, peer=peer)
 
     def end(self) -> None:
-        """Set the gauges to 0: the process and its metrics outlive the replicate."""
+        """Set the gauges to 0, for the last time: the process outlives the replicate."""
         for peer in sorted(self._peers):
             for name in GAUGES:
-                self._set(name, 0.0, peer=peer)
+                self._set(name, 0.0, last=True, peer=peer)
 
     def _add(self, name: str, value: float, **labels: str) -> None:
         if value > 0 and _connected():
             _metric("Counter", name, *COUNTERS[name]).inc(value, plain_labels(self._labels, labels))
 
-    def _set(self, name: str, value: float | None, **labels: str) -> None:
+    def _set(self, name: str, value: float | None, *, last: bool = False, **labels: str) -> None:
         if value is not None and _connected():
             gauge = _metric("Gauge", name, *GAUGES[name])
-            _GAUGES.set(gauge, value, plain_labels(self._labels, labels))
+            _GAUGES.set(gauge, value, plain_labels(self._labels, labels), last)
 
 
 class SweepMetrics:
@@ -142,11 +142,15 @@ class _Gauges:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
 
-    def set(self, gauge: Any, value: float, labels: Mapping[str, str]) -> None:
-        """Set a gauge for some labels from now on."""
-        gauge.set(value, dict(labels))
+    def set(self, gauge: Any, value: float, labels: Mapping[str, str], last: bool = False) -> None:
+        """Set a gauge for some labels, from now on or for the last time."""
+        key = gauge, tuple(labels.items())
         with self._lock:
-            self._values[gauge, tuple(labels.items())] = value
+            gauge.set(value, dict(labels))
+            if last:
+                self._values.pop(key, None)
+                return
+            self._values[key] = value
             if self._thread is None:
                 self._thread = threading.Thread(target=self._repeat, daemon=True, name="gauges")
                 self._thread.start()

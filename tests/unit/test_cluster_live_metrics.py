@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from rayhive.cluster import live_metrics
-from rayhive.cluster.live_metrics import SweepMetrics
+from rayhive.cluster.live_metrics import ReplicateMetrics, SweepMetrics
+from rayhive.events import Round
+from tests.fixtures.logs import make_spec
 
 
 class Ray:
@@ -35,12 +38,30 @@ class Gauge:
     def set(self, value: float, tags: dict[str, str]) -> None:
         self.ray.set_to.put((self.name, value, tags))
 
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        """Counters are kept by Ray."""
 
-def test_a_gauge_is_set_again_until_the_process_leaves_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = Ray()
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
+    made = Ray()
     monkeypatch.setattr(live_metrics, "REPEAT_S", 0.001)
-    monkeypatch.setattr(live_metrics, "_metric", ray.metric)
-    monkeypatch.setattr(live_metrics, "_connected", lambda: ray.connected)
+    monkeypatch.setattr(live_metrics, "_metric", made.metric)
+    monkeypatch.setattr(live_metrics, "_connected", lambda: made.connected)
+    yield made
+    leave(made)
+
+
+def leave(ray: Ray) -> None:
+    """Leave Ray, and wait for the thread that notices it."""
+    ray.connected = False
+    for thread in threading.enumerate():
+        if thread.name == "gauges":
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_a_gauge_is_set_again_until_the_process_leaves_ray(ray: Ray) -> None:
     metrics = SweepMetrics("study", 3)
     metrics.ended("completed")
     metrics.ended("completed")
@@ -48,11 +69,22 @@ def test_a_gauge_is_set_again_until_the_process_leaves_ray(monkeypatch: pytest.M
     ended = ("replicates", 2, {"study": "study", "state": "completed"})
     last = [ray.set_to.get(timeout=20) for _ in range(20)][-4:]  # the calls set four
     assert last.count(left) == last.count(ended) == 2
-    (thread,) = [each for each in threading.enumerate() if each.name == "gauges"]
-    ray.connected = False
-    thread.join(20)
-    assert not thread.is_alive()
+    leave(ray)
     ray.connected = True
     metrics.ended("failed")
     assert ("replicates", 1, {"study": "study", "state": "failed"}) in list(ray.set_to.queue)
-    ray.connected = False
+
+
+def test_gauges_of_a_replicate_end_with_it(ray: Ray) -> None:
+    """A supervisor outlives it, and would set those of all configurations of a sweep."""
+    SweepMetrics("study", 3).ended("completed")
+    metrics = ReplicateMetrics(make_spec())
+    round_ = Round(round=1, outcome="averaged", samples=8, live_peers=2, peer="peer-0")
+    metrics.heard(round_, samples_per_s=9.0)
+    seen = [ray.set_to.get(timeout=20)[:2] for _ in range(40)]
+    assert seen.count(("live_peers", 2)) > 2
+    metrics.end()
+    while ray.set_to.get(timeout=20)[:2] != ("live_peers", 0.0):
+        pass
+    later = {ray.set_to.get(timeout=20)[0] for _ in range(20)}
+    assert later == {"replicates", "replicates_left"}
