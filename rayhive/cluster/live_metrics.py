@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ from rayhive.events import (
     Event,
     FaultFired,
     PeerFailed,
+    PeerFinished,
     PeerLost,
     Round,
     StateLoaded,
@@ -83,6 +85,9 @@ class ReplicateMetrics:
                 self._add("state_bytes", event.received_bytes or 0, peer=peer)
             case PeerFailed() | PeerLost():
                 self._add("failures", 1, peer=peer)
+                self._end(peer)
+            case PeerFinished():
+                self._end(peer)
             case FaultFired():
                 self._add("faults", 1, kind=event.fault_kind)
         if isinstance(event, (Round, StateRound)):
@@ -90,10 +95,15 @@ class ReplicateMetrics:
             self._add("received_bytes", event.received_bytes or 0, peer=peer)
 
     def end(self) -> None:
-        """Set the gauges to 0, for the last time: the process outlives the replicate."""
+        """End the gauges of all peers: the process outlives the replicate."""
         for peer in sorted(self._peers):
-            for name in GAUGES:
-                self._set(name, 0.0, last=True, peer=peer)
+            self._end(peer)
+
+    def _end(self, peer: str) -> None:
+        """Set the gauges of a peer to 0, for the last time."""
+        for name in GAUGES if peer in self._peers else ():
+            self._set(name, 0.0, last=True, peer=peer)
+        self._peers.discard(peer)
 
     def _add(self, name: str, value: float, **labels: str) -> None:
         if value > 0 and _connected():
@@ -163,8 +173,9 @@ class _Gauges:
                 if not _connected():
                     self._values, self._thread = {}, None
                     return
-                for (gauge, labels), value in self._values.items():
-                    gauge.set(value, dict(labels))
+                with suppress(Exception):  # Ray was left meanwhile
+                    for (gauge, labels), value in self._values.items():
+                        gauge.set(value, dict(labels))
 
 
 _GAUGES = _Gauges()

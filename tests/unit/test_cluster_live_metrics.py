@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from rayhive.cluster import live_metrics
 from rayhive.cluster.live_metrics import ReplicateMetrics, SweepMetrics
-from rayhive.events import Round
+from rayhive.events import PeerLost, Round
 from tests.fixtures.logs import make_spec
 
 
@@ -75,7 +75,15 @@ def test_a_gauge_is_set_again_until_the_process_leaves_ray(ray: Ray) -> None:
     assert ("replicates", 1, {"study": "study", "state": "failed"}) in list(ray.set_to.queue)
 
 
-def test_gauges_of_a_replicate_end_with_it(ray: Ray) -> None:
+LOST = PeerLost(peer="peer-0", exit_code=-9, reason="killed by signal 9")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [ReplicateMetrics.end, lambda metrics: metrics.heard(LOST)],
+    ids=["of the replicate", "of the peer"],
+)
+def test_gauges_of_a_peer_end(ray: Ray, end: Callable[[ReplicateMetrics], None]) -> None:
     """A supervisor outlives it, and would set those of all configurations of a sweep."""
     SweepMetrics("study", 3).ended("completed")
     metrics = ReplicateMetrics(make_spec())
@@ -83,7 +91,7 @@ def test_gauges_of_a_replicate_end_with_it(ray: Ray) -> None:
     metrics.heard(round_, samples_per_s=9.0)
     seen = [ray.set_to.get(timeout=20)[:2] for _ in range(40)]
     assert seen.count(("live_peers", 2)) > 2
-    metrics.end()
+    end(metrics)
     while ray.set_to.get(timeout=20)[:2] != ("live_peers", 0.0):
         pass
     later = {ray.set_to.get(timeout=20)[0] for _ in range(20)}
