@@ -145,7 +145,7 @@ class SweepMetrics:
 class _Gauges:
     """Last values of this process's gauges, which a thread sets again while Ray is connected.
 
-    Ray no longer serves a gauge some time after it was set, as if its process had ended.
+    Ray stops serving a gauge that has not been set for about half a minute.
     """
 
     _values: dict[tuple[Any, Any], float] = field(default_factory=dict)

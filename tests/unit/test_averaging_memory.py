@@ -48,7 +48,7 @@ def state_averager(**options: Any) -> Any:
 
 
 def across_pages(count: int) -> torch.Tensor:
-    """Return ones that begin and end within a page, as most tensors do, and not all."""
+    """Return ones whose first and last element share their page with other objects."""
     page = mmap.PAGESIZE // 4
     ones = torch.ones(count + 2 * page)
     begin = -ones.data_ptr() // 4 % page + 16

@@ -84,7 +84,7 @@ LOST = PeerLost(peer="peer-0", exit_code=-9, reason="killed by signal 9")
     ids=["of the replicate", "of the peer"],
 )
 def test_gauges_of_a_peer_end(ray: Ray, end: Callable[[ReplicateMetrics], None]) -> None:
-    """A supervisor outlives it, and would set those of all configurations of a sweep."""
+    """A supervisor runs many replicates, and must not repeat the gauges of all of them."""
     SweepMetrics("study", 3).ended("completed")
     metrics = ReplicateMetrics(make_spec())
     round_ = Round(round=1, outcome="averaged", samples=8, live_peers=2, peer="peer-0")
