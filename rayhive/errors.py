@@ -26,7 +26,7 @@ class RayhiveError(Exception):
     exit_code: int = 1
 
 
-#: Largest number of characters of a value or a name in a message, the middle of a longer one
+#: Largest number of characters of a value or a name in a message; the middle of a longer one
 #: is left out.
 SHOWN = 200
 
