@@ -245,12 +245,12 @@ def _peer(trace: _Trace, process: int, peer: _Peer) -> None:
     for at, event in peer.of(*_MOMENTS):
         trace.moment((process, _MOMENTS[type(event)]), event.kind, at, _arguments(event))
     for at, event in peer.of(events.Evaluation):
-        for metric, value in event.values.items():
-            if _plain(value) is not None:
-                trace.count(process, f"held out: {metric}", at, {metric: value})
+        known = {name: value for name, value in event.values.items() if _plain(value) is not None}
+        if known:
+            trace.count(process, "held out", at, known)  # a viewer adds the name of each value
     for at, event in peer.of(events.Round):
         if event.live_peers is not None:
-            trace.count(process, "live peers", at, {"peers": event.live_peers})
+            trace.count(process, "live", at, {"peers": event.live_peers})
 
 
 def _rounds(trace: _Trace, process: int, peer: _Peer) -> None:
@@ -302,6 +302,8 @@ def _faults(trace: _Trace, timeline: Timeline, ended: float) -> None:
         trace.slice(place, "injection", began, event.t, within=whole)
         struck = [trace.lives[name] for name in event.lives or () if name in trace.lives]
         ends = [((at, PROCESS), min(max(began, low), high)) for at, low, high in struck]
+        for peer, at in ends:  # a viewer joins an arrow with the latest slice of a track
+            trace.moment(peer, f"struck by {text}", at, {"fault": event.fault})
         trace.flow(text, [(place, whole[0]), *ends])
         verified, failed = timeline.of(events.FaultVerified), timeline.of(events.FaultFailed)
         steps: list[events.FaultVerified | events.FaultFailed] = [*verified, *failed]

@@ -6,7 +6,6 @@ import base64
 import fcntl
 import hashlib
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,9 @@ from rayhive.errors import ConfigError
 from rayhive.report.page.write import write_report
 from rayhive.spec import Configuration
 from rayhive.sweep.run_folder import LOCK
+from tests.fixtures.chromium import headless, needs_chromium
 from tests.fixtures.html import Page
 from tests.fixtures.logs import Log, make_spec, write_run
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 
 
 def test_the_report_is_written_into_the_run_folder(
@@ -125,20 +121,13 @@ document.title = [order, head[at].getAttribute("aria-sort"), hidden, shown, rows
 
 def browse(page: Path, profile: Path, *options: str) -> tuple[str, str]:
     """Return the page as Chromium leaves it, and the messages of its console."""
-    assert CHROMIUM is not None
-    done = subprocess.run(
-        [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-            f"--user-data-dir={profile}", *options, "--dump-dom", page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )  # fmt: skip
+    logged = ("--enable-logging=stderr", f"--user-data-dir={profile}", *options)
+    command = headless(*logged, "--dump-dom", page.as_uri())
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)")
+@needs_chromium
 def test_the_page_works_in_a_browser_in_light_and_dark_on_a_phone(tmp_path: Path) -> None:
     logs = [
         Log(
