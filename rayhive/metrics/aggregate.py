@@ -121,6 +121,21 @@ def objectives_known(row: Row, objectives: Iterable[str]) -> bool:
     )
 
 
+def is_candidate(row: Row, objectives: Iterable[str]) -> bool:
+    """Return whether a folded row can be compared with others in every objective.
+
+    A row with a 0 in a column on a log scale, such as the throughput of a replicate without a
+    round, cannot: its mean has no logarithm.
+    """
+    return objectives_known(row, objectives) and not without_logarithm(row, objectives)
+
+
+def without_logarithm(row: Row, names: Iterable[str]) -> list[str]:
+    """Return the columns on a log scale in which a replicate of a folded row has a 0."""
+    columns = [column for column in map(find_column, names) if column is not None]
+    return [each.name for each in columns if each.log and row.get(each.name) == 0]
+
+
 def comparable(a: Row, b: Row) -> bool:
     """Return whether two rows were measured under the same conditions."""
     return all(a.get(name) == b.get(name) for name in conditions())

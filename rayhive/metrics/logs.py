@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -54,10 +54,43 @@ def last_timeline(folder: str | Path) -> Timeline:
     """Return the last finished attempt in a replicate's folder, or else the last one.
 
     Raises:
-        DamagedError: The events or the spec cannot be read.
+        DamagedError: No attempt can be read.
     """
-    attempts = enumerate(read_timelines(folder))
-    return max(attempts, key=lambda item: (item[1].state not in UNCOUNTED, item[0]))[1]
+    return _last(_readable(folder))
+
+
+def timeline_of_row(folder: str | Path, row: Mapping[str, object]) -> Timeline:
+    """Return the attempt that a row was computed from.
+
+    The folder can hold attempts with other code, which have rows of their own.
+
+    Raises:
+        DamagedError: The attempt cannot be read.
+    """
+    found = [
+        attempt
+        for attempt in _readable(folder)
+        if (attempt.spec.attempt, attempt.spec.code) == (row["attempt"], row["code"])
+    ]
+    if not found:
+        raise DamagedError(Path(folder), f"it has no attempt {row['attempt']} any more")
+    return _last(found)
+
+
+def _readable(folder: str | Path) -> list[Timeline]:
+    """Return the attempts that can be read, the oldest first; raise DamagedError if none can."""
+    found: list[Timeline] = []
+    try:
+        found.extend(read_timelines(folder))
+    except DamagedError:
+        if not found:
+            raise
+    return found
+
+
+def _last(attempts: Sequence[Timeline]) -> Timeline:
+    numbered = enumerate(attempts)
+    return max(numbered, key=lambda item: (item[1].state not in UNCOUNTED, item[0]))[1]
 
 
 def _segments(log: Path) -> list[list[Event]]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from rayhive.columns import Row
-from rayhive.metrics.seeds import SeedValues, seed_values
+from rayhive.metrics.seeds import BYTES, SeedValues, seed_values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +61,8 @@ def front_probabilities(rows: Sequence[Row], objectives: Mapping[str, str]) -> l
 def draws(rows: Sequence[Row], objectives: Mapping[str, str]) -> Array | None:
     """Return draws of the true objectives.
 
+    Bytes and counts that agree exactly over the replicates of every row are taken as known.
+
     Args:
         rows: Rows of which every objective is known, under equal conditions.
         objectives: Column to ``minimize`` or ``maximize``.
@@ -75,7 +77,9 @@ def draws(rows: Sequence[Row], objectives: Mapping[str, str]) -> Array | None:
     if not rows or not objectives:
         return None
     found = [seed_values(rows, name).by_factors for name in objectives]
-    spread = residuals_spread(found)
+    varying = [n for n, values in enumerate(found) if not _is_whole(values) or _varies(values)]
+    varying = varying or list(range(len(found)))
+    spread = residuals_spread([found[n] for n in varying])
     if spread is None:
         return None
     covariance, freedom, sizes = spread
@@ -84,11 +88,28 @@ def draws(rows: Sequence[Row], objectives: Mapping[str, str]) -> Array | None:
     count = int(min(max(afforded, FEWEST), DRAWS))
     generator = np.random.default_rng(_SEED)
     noise = generator.multivariate_normal(
-        np.zeros(len(found)), covariance, size=(count, len(rows)), method="svd"
+        np.zeros(len(varying)), covariance, size=(count, len(rows)), method="svd"
     )
     stretch = np.sqrt(freedom / generator.chisquare(freedom, size=(count, 1, 1)))
+    drawn = np.repeat(centre[None], count, axis=0)
+    drawn[:, :, varying] += noise * stretch / np.sqrt(sizes)[None, :, None]
     signs = np.array([1.0 if way == "minimize" else -1.0 for way in objectives.values()])
-    return np.asarray(signs * (centre + noise * stretch / np.sqrt(sizes)[None, :, None]))
+    return np.asarray(signs * drawn)
+
+
+def _is_whole(values: SeedValues) -> bool:
+    """Return whether the values are bytes or counts, of which equal ones are no coincidence."""
+    return values.column.unit == BYTES or values.column.type == "count"
+
+
+def _varies(values: SeedValues) -> bool:
+    """Return whether the replicates of a row differ."""
+    import numpy as np
+
+    if not values.seeds:
+        return False
+    spread = np.nanmax(values.values, axis=1) - np.nanmin(values.values, axis=1)
+    return bool(spread.any())
 
 
 def residuals_spread(found: Sequence[SeedValues]) -> tuple[Array, int, Array] | None:

@@ -129,6 +129,8 @@ def _computed_attempts(folder: str | Path) -> Iterator[Attempt]:
 def _attempt(timeline: Timeline) -> Attempt:
     started = timeline.first(ReplicateStarted)
     spec = timeline.spec.model_dump(mode="json", exclude=_NOT_IDENTITY)
+    if timeline.spec.baseline != "elastic":  # its settings may be given when it is added
+        del spec["elastic"]
     # without faults, an empty plan is equal to none
     calm = json.dumps({**spec, "scenario": NO_FAULTS, "plan": None}, sort_keys=True)
     faulted = timeline.spec.scenario != NO_FAULTS

@@ -72,8 +72,8 @@ def seed_values(rows: Sequence[Row], name: str) -> SeedValues:
 
     Times to an event that a replicate did not see are cut at the same time in every row
     (:class:`rayhive.metrics.folds.RestrictedMean`). Other values are those of the replicates that
-    finished; logarithms if the column is on a log scale. Rows without replicates, and values that
-    have no logarithm, are NaN.
+    finished; logarithms if the column is on a log scale. Rows without replicates, and rows with a
+    value that has no logarithm, are NaN: a mean of the others would be that of the lucky ones.
 
     Raises:
         KeyError: There is no such column.
@@ -89,11 +89,12 @@ def seed_values(rows: Sequence[Row], name: str) -> SeedValues:
     seeds = sorted({seed for pairs in found for seed, _ in pairs})
     values = np.full((len(rows), len(seeds)), np.nan)
     for index, pairs in enumerate(found):
+        if column.log and any(value <= 0 for _, value in pairs):
+            continue
         by_seed = defaultdict[int, list[float]](list)
         for seed, value in pairs:
             value = min(value, cut)
-            if not column.log or value > 0:
-                by_seed[seed].append(math.log(value) if column.log else value)
+            by_seed[seed].append(math.log(value) if column.log else value)
         for seed, several in by_seed.items():
             values[index, seeds.index(seed)] = math.fsum(several) / len(several)
     values[~np.isfinite(values)] = np.nan

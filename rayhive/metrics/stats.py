@@ -98,7 +98,8 @@ def median_interval(times: Sequence[Time]) -> tuple[float | None, float | None]:
 
     From :data:`LEAST_BY_RANK` (6) times on it is the distribution-free one of order statistics: the
     k-th smallest and the k-th largest time, where k is the largest number with
-    ``2 · P(Binomial(n, 1/2) < k) <= 0.05``. A bound that is a censored time is None. Fewer times
+    ``2 · P(Binomial(n, 1/2) < k) <= 0.05``. The lower bound takes each censored time as the lower
+    bound that it is, the upper bound as infinite, and is None if that time is infinite. Fewer times
     have the interval of :func:`log_estimate` if every one is known and positive; the distribution
     is taken as symmetric on a log scale.
 
@@ -116,8 +117,8 @@ def median_interval(times: Sequence[Time]) -> tuple[float | None, float | None]:
     from scipy.stats import binom  # takes long to import
 
     k = int(binom.ppf((1 - CONFIDENCE) / 2, len(times), 0.5))
-    ordered = sorted(math.inf if time.censored else time.seconds for time in times)
-    low, high = ordered[k - 1], ordered[len(times) - k]
+    low = sorted(seconds)[k - 1]
+    high = sorted(math.inf if time.censored else time.seconds for time in times)[len(times) - k]
     return (low if low < math.inf else None), (high if high < math.inf else None)
 
 

@@ -107,4 +107,5 @@ def _regret(values: SeedValues, index: int, sign: float, confidence: float) -> B
         less, more = (
             float((sign * (1 - np.exp(-(mean + way * sign * half)))).max()) for way in (-1, 1)
         )
-    return max(0.0, own[0] * less), max(0.0, own[1] * more)
+    low, high = max(0.0, own[0] * less), max(0.0, own[1] * more)
+    return (low, high) if math.isfinite(high) else _UNKNOWN

@@ -42,7 +42,7 @@ def advice_lines(results: Results, rows: Sequence[Row]) -> Iterator[str]:
                 return ""  # nothing to choose from
             return f"Take {best}{place}: the only row of {others + 1} with every objective."
         rule = _rule(results)
-        if advice.certainty is None or advice.row["pareto_probability"] is None:
+        if advice.certainty is None:
             return (
                 f"Cannot tell which row to take{place}: the replicates show no spread. "
                 f"Measured as {rule}: {best}."

@@ -61,6 +61,8 @@ class Comparison:
         p_holm: The same, after Holm's correction for all comparisons of the two runs.
         verdict: Judgement of the second run at a level of 5 % after the correction.
         note: Remark on how the change was obtained.
+        censored: Whether the first mean, and the second one, is a lower bound: a replicate did not
+            see the event.
     """
 
     configuration: str
@@ -76,6 +78,7 @@ class Comparison:
     p_holm: float | None = None
     verdict: Verdict = "not known"
     note: str = ""
+    censored: tuple[bool, bool] = (False, False)
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,10 @@ def compare(
     for run, folder in ((one, a), (two, b)):
         if not any(item.row["state"] not in UNCOUNTED for item in run.replicates):
             problems.append(Problem("DIR", str(folder), "a run with finished replicates"))
+        codes = sorted({str(item.row["code"]) for item in run.replicates})
+        if len(codes) > 1:
+            allowed = f"a run with one version of the user's code; it has {', '.join(codes)}"
+            problems.append(Problem("DIR", str(folder), allowed))
     if problems:
         raise ConfigError(problems)
     settings = settings_of(one.replicates), settings_of(two.replicates)
@@ -169,7 +176,7 @@ def _compared(
     paired = bool(common)
     if paired:
         rows = [[side[seed] for seed in common] for side in seeds]
-    values, note = _values(column, rows, paired)
+    values, missed, note = _values(column, rows, paired)
     if not any(values):
         return None
     log = isinstance(column.fold, (Mean, RestrictedMean)) and column.fold.log
@@ -187,6 +194,7 @@ def _compared(
         n=min(map(len, values)),
         paired=paired,
         note=note,
+        censored=(missed[0] > 0, missed[1] > 0),
     )
     if not made.n:
         return replace(made, note=note or "one run has no value")
@@ -195,6 +203,8 @@ def _compared(
         change, p = _paired(scaled[0], scaled[1], column)
     else:
         change, p = _unpaired(scaled[0], scaled[1])
+    if any(missed) and p is None:  # times that were cut agree without being equal
+        change = Estimate(change.mean, None, None, change.n)
     if log:
         low, high = (None if x is None else _exp(x) for x in (change.low, change.high))
         change = Estimate(math.exp(change.mean), low, high, change.n)
@@ -207,20 +217,26 @@ def _exp(value: float) -> float | None:
 
 def _values(
     column: Column, rows: Sequence[Sequence[Row]], paired: bool
-) -> tuple[list[list[float]], str]:
-    """Return the values of both runs, pair by pair where they are paired, and a remark."""
+) -> tuple[list[list[float]], list[int], str]:
+    """Return the values of both runs, pair by pair where they are paired.
+
+    Also returned: how many values of each run are censored times, and a remark.
+    """
     name, fold = column.name, column.fold
+    nothing: list[list[float]] = [[], []]
     if isinstance(fold, RestrictedMean):
         times = [event_times(run, name, fold.limit) for run in rows]
         if times[0] is None or times[1] is None:
-            return [[], []], "the time for which a replicate was observed is not known"
+            return nothing, [0, 0], "the time for which a replicate was observed is not known"
         both = [*times[0], *times[1]]
         cut = restriction(both)
         if all(time.censored for time in both):
-            return [[], []], "no replicate reached it"
-        missed = sum(time.censored for time in both)
-        note = f"times cut at {cut:.4g} s: {missed} of {len(both)} missed it" if missed else ""
-        return [restricted(run, cut) for run in (times[0], times[1])], note
+            return nothing, [0, 0], "no replicate reached it"
+        missed = [sum(time.censored for time in run) for run in (times[0], times[1])]
+        unit = f" {column.unit}" if column.unit else ""
+        note = f"values cut at {cut:.4g}{unit}: {sum(missed)} of {len(both)} missed it"
+        cut_values = [restricted(run, cut) for run in (times[0], times[1])]
+        return cut_values, missed, note if any(missed) else ""
     found = [[_number(row, name) for row in run] for run in rows]
     if paired:
         whole = [pair for pair in zip(*found, strict=True) if None not in pair]
@@ -230,9 +246,9 @@ def _values(
         left = len(found[0]) - len(whole)
         if any(value is not None for side in found for value in side):
             note = f"{count_text(left, 'pair')} without a value left out" if left else ""
-            return sides or [[], []], note
-        return [[], []], ""
-    return [[value for value in side if value is not None] for side in found], ""
+            return sides or nothing, [0, 0], note
+        return nothing, [0, 0], ""
+    return [[value for value in side if value is not None] for side in found], [0, 0], ""
 
 
 def _number(row: Row, name: str) -> float | None:

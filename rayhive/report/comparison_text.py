@@ -18,6 +18,8 @@ def comparison_rows(found: Comparisons) -> list[dict[str, Any]]:
             "column": row.column.name,
             "a": row.a,
             "b": row.b,
+            "a_censored": row.censored[0],
+            "b_censored": row.censored[1],
             "change": "ratio" if row.ratio else "difference",
             "value": None if row.change is None else row.change.mean,
             "low": None if row.change is None else row.change.low,
@@ -42,8 +44,8 @@ def comparison_texts(found: Comparisons) -> list[dict[str, str]]:
             "column": f"{row.column.name} ({row.column.unit})"
             if row.column.unit
             else row.column.name,
-            "a": _text(row.a),
-            "b": _text(row.b),
+            "a": _text(row.a, row.censored[0]),
+            "b": _text(row.b, row.censored[1]),
             "change": change_text(row),
             "n": count_text(row.n, "pair") if row.paired else f"{row.n} each",
             "p": "" if row.p_holm is None else f"{row.p_holm:.2g}",
@@ -62,5 +64,5 @@ def change_text(row: Comparison) -> str:
     return head if low is None or high is None else f"{head} ({low:.4g} to {high:.4g})"
 
 
-def _text(value: float | None) -> str:
-    return "" if value is None else number_text(value)
+def _text(value: float | None, censored: bool) -> str:
+    return "" if value is None else f"{'≥ ' if censored else ''}{number_text(value)}"

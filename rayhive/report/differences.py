@@ -160,7 +160,8 @@ def difference_table(
     pairs = replace(group_columns("replication")[0], name="pairs", about="Common seeds", unit="")
     lines = []
     for row in rows:
-        line = [Cell(str(row.get(column.name) or EMPTY)) for column in keys]
+        texts = (row.get(column.name) for column in keys)
+        line = [Cell(EMPTY if text is None else str(text)) for text in texts]
         line += [_cell(cells[id(row), name]) for name in names]
         fewest = min((cells[id(row), name].pairs for name in names), default=0)
         lines.append((*line, Cell(f"{fewest}/{ran(row)}")))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rayhive.columns import Row, replicate_columns
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.metrics.groups.convergence import EvaluationPoint, evaluations
-from rayhive.metrics.logs import last_timeline
+from rayhive.metrics.logs import timeline_of_row
 from rayhive.metrics.rows import place_of
 from rayhive.report.results import Results
 
@@ -34,7 +34,7 @@ class LoggedRun:
 
     Attributes:
         study: Name of the study.
-        name: Trial, replicate and scenario.
+        name: Trial, replicate and scenario; with the fingerprint of the user's code if it differs.
         group: The configuration.
         parameters: Configuration, scenario and seed.
         points: Evaluations.
@@ -57,15 +57,17 @@ def runs(folder: Path, results: Results) -> Iterator[LoggedRun]:
         results: Its results.
     """
     columns = [column for column in replicate_columns() if column.group not in _DESCRIPTION]
+    several = len({row["code"] for row in results.rows}) > 1
     for row in results.rows:
         place = place_of(row)
+        code = [str(row["code"])] if several else []
         numbers = {column.name: _number(row.get(column.name)) for column in columns}
         yield LoggedRun(
             study=results.name,
-            name="-".join(place.parts[1:]),
+            name="-".join([*place.parts[1:], *code]),
             group=str(row["configuration"]),
             parameters=_parameters(row),
-            points=evaluations(last_timeline(folder / place)),
+            points=evaluations(timeline_of_row(folder / place, row)),
             final={key: value for key, value in numbers.items() if value is not None},
         )
 

@@ -79,7 +79,9 @@ def _tabular(model: TableModel) -> list[str]:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    line = " & ".join(cells)
+    # after the end of a line, TeX reads these as its options
+    return ("{}" if line.startswith(("[", "*")) else "") + line + r" \\"
 
 
 def _latex_cell(cell: Cell) -> str:

@@ -35,7 +35,7 @@ def interval_text(value: float, low: float | None, high: float | None) -> str:
 
 def _rough(value: float | None) -> str:
     """Return a number with three significant digits, and no more than its whole part has."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "…"
     if value == 0 or SMALL <= abs(value) < 100:
         decimals = 2 - (_exponent(float(f"{value:.2e}")) if value else 2)

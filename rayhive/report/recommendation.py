@@ -2,7 +2,8 @@
 
 The rule: of the configurations that are within :data:`MARGIN` (10 %) of the best one in the first
 objective, the best in the second; with more objectives, each but the last narrows the choice in
-the same way. A configuration takes part only if every objective is known of all its replicates.
+the same way. A configuration takes part only if every objective is known of all its replicates,
+and is not 0 where it is on a log scale.
 Baselines of the study take no part.
 
 The certainty is the share of draws from the posterior of the means
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayhive.columns import Row, conditions
-from rayhive.metrics.aggregate import objectives_known, ran, rows_by
+from rayhive.metrics.aggregate import is_candidate, ran, rows_by, without_logarithm
 from rayhive.metrics.posterior import draws as posterior_draws
 from rayhive.metrics.seeds import seed_values
 from rayhive.metrics.stats import MAX_LOG
@@ -101,6 +102,11 @@ class Recommendation:
         return self.candidates[0].row if self.candidates else None
 
     @property
+    def rows(self) -> tuple[Row, ...]:
+        """Rows that were measured under the conditions, without baselines."""
+        return (*(each.row for each in self.candidates), *(row for row, _ in self.left_out))
+
+    @property
     def certainty(self) -> float | None:
         """Share of the draws in which the rule chooses the recommended configuration."""
         return self.candidates[0].share if len(self.candidates) > 1 else None
@@ -140,7 +146,7 @@ def _recommend(
     results: Results, rows: Sequence[Row], of_conditions: Mapping[str, Any]
 ) -> Recommendation:
     objectives = results.objectives
-    known = [row for row in rows if row["n"] and objectives_known(row, objectives)]
+    known = [row for row in rows if row["n"] and is_candidate(row, objectives)]
     candidates_of = {id(row) for row in known}
     lacking = (row for row in rows if id(row) not in candidates_of)
     left_out = tuple((row, _lacking(row, objectives)) for row in lacking)
@@ -176,6 +182,9 @@ def _lacking(row: Row, objectives: Mapping[str, str]) -> str:
     if reached is not None and reached != ran(row) and missed:
         return f"{reached} of {ran(row)} replicates reached the target"
     empty = [name for name in objectives if row.get(name) is None]
+    zero = without_logarithm(row, objectives)
+    if zero and not empty:
+        return f"{', '.join(zero)} of a replicate is 0"
     return f"{', '.join(empty or objectives)} not recorded of every replicate"
 
 
@@ -201,22 +210,11 @@ class _Means:
 
 
 def _means(rows: Sequence[Row], objectives: Mapping[str, str]) -> _Means:
-    """Return the means of rows in the objectives.
-
-    An objective that agrees exactly over the replicates of every row, such as bytes often do, is
-    taken as known.
-    """
+    """Return the means of rows in the objectives."""
     found = [seed_values(rows, name).by_factors for name in objectives]
     signs = np.array([1.0 if way == "minimize" else -1.0 for way in objectives.values()])
     centre = signs * np.stack([np.nanmean(each.values, axis=1) for each in found], axis=1)
-    spread = [np.nanmax(v.values, axis=1) - np.nanmin(v.values, axis=1) for v in found]
-    noisy = [n for n, widths in enumerate(spread) if widths.any()]
-    names = list(objectives)
-    drawn = posterior_draws(rows, {names[n]: objectives[names[n]] for n in noisy})
-    draws = None
-    if drawn is not None:
-        draws = np.repeat(centre[None], len(drawn), axis=0)
-        draws[:, :, noisy] = drawn
+    draws = posterior_draws(rows, objectives)
     there = np.isfinite(found[0].values)
     common = int(there.all(axis=0).sum())
     paired = common > 1 and len(rows) > 1

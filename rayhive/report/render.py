@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rayhive.columns import BOUNDS, Row, Value, find_column, group_columns
+from rayhive.columns import BOUNDS, Row, Value, group_columns
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.metrics.aggregate import is_censored
 from rayhive.report.differences import all_differences, difference_table, versus_problems
@@ -62,22 +62,24 @@ def results_text(
     except ConfigError as error:
         problems += [*_unknown_columns(sort, columns, ()), *error.problems]
         raise ConfigError(problems) from None
+    known = tuple(configuration_types(results.folded))
     problems += _unknown_columns(sort, columns, results.folded)
+    whole = tuple(dict.fromkeys(_column_of(name, known) for name in columns))
     results = replace(results, by=() if problems else tuple(by))
     if versus is not None:
-        problems += versus_problems(results, versus, columns)
+        problems += versus_problems(results, versus, whole)
     if problems:
         raise ConfigError(problems)
     if versus is not None:
-        return _differences_text(results, versus, format, columns, console_width, color)
+        return _differences_text(results, versus, format, whole, console_width, color)
     rows = sorted_rows(results.folded, sort) if sort else list(results.folded)
     if format in ("csv", "json"):
         if complain is not None:
             for text in results.damaged:
                 complain(damage_note(text))
-        names = _with_bounds(columns) if columns else tuple(configuration_types(rows))
+        names = _with_bounds(columns, known) if columns else known
         return csv_text(rows, names) if format == "csv" else json_text(rows, names)
-    table = build_table(results, rows, columns, wide)
+    table = build_table(results, rows, whole, wide)
     if format == "table":
         return table_text(table, console_width, color)
     return markdown_text(table) if format == "md" else latex_text(table)
@@ -129,13 +131,17 @@ def _rank(value: Value) -> tuple[float, str]:
     return (0.0, value) if isinstance(value, str) else (float(value or 0), "")
 
 
-def _with_bounds(columns: Sequence[str]) -> tuple[str, ...]:
+def _column_of(name: str, known: Collection[str]) -> str:
+    """Return the column that a name is a bound of, or else the name."""
+    columns = (name.removesuffix(end) for end in BOUNDS if name.endswith(end))
+    return next((column for column in columns if column in known), name)
+
+
+def _with_bounds(columns: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
     """Return the columns of a data format: those of the key, and the chosen ones with bounds."""
     names = ["configuration", "scenario"]
     for name in columns:
-        column = find_column(name)
-        ends = BOUNDS if column is not None and column.interval else ()
-        names += [name, *(name + end for end in ends)]
+        names += [name, *(name + end for end in BOUNDS if name + end in known)]
     return tuple(dict.fromkeys(names))
 
 

@@ -31,6 +31,7 @@ from rayhive.files import replaced
 from rayhive.metrics.aggregate import fold, rank_rows
 from rayhive.metrics.logs import read_timelines
 from rayhive.metrics.rows import Attempt, read_attempts, rows_with_twins
+from rayhive.timeline import FINISHED
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,6 +43,9 @@ _DTYPES: dict[ColumnType, str] = {
     "float": "Float64",
     "flag": "boolean",
 }
+#: What becomes of a replicate with a damaged attempt.
+_RUNS_AGAIN = "A further `rayhive sweep` runs that replicate again."
+_REMAINS = "Another attempt at that replicate finished, and counts."
 #: First columns of the frame of events.
 _OF_REPLICATE = ("trial", "replicate", "scenario", "attempt")
 
@@ -55,7 +59,8 @@ class Results:
         objectives: Column to direction; empty if the folder has no study.
         rows: One row for each replicate: its last finished attempt, or else its last attempt.
         by: Configuration columns that make a row of the table; empty for all of them.
-        damaged: Error of each replicate that could not be read and therefore has no row.
+        damaged: Error of each replicate with an attempt that could not be read and has no row, and
+            what becomes of the replicate.
     """
 
     name: str
@@ -117,12 +122,14 @@ def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     damaged: list[str] = []
     for path in _replicate_folders(folder):
         if _is_replicate(path):
+            finished = False
             try:
                 for attempt in read_attempts(path):
                     rival = best.setdefault(attempt.identity, attempt)
                     best[attempt.identity] = max(rival, attempt, key=lambda item: item.rank)
+                    finished = finished or attempt.row["state"] in FINISHED
             except DamagedError as error:
-                damaged.append(str(error))
+                damaged.append(f"{error}. {_REMAINS if finished else _RUNS_AGAIN}")
     rows = rows_with_twins(best.values())
     rows.sort(key=_position)
     return tuple(rows), tuple(damaged)

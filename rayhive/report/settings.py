@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rayhive.columns import Row
-from rayhive.metrics.logs import last_timeline
+from rayhive.metrics.logs import timeline_of_row
 from rayhive.metrics.rows import place_of
 from rayhive.report.results import load_results
 from rayhive.spec.replicate import ReplicateSpec
@@ -62,7 +62,8 @@ def read_replicates(folder: str | Path) -> RunReplicates:
     for row in results.rows:
         if row["state"] not in UNCOUNTED:
             place = folder / place_of(row)
-            found.append(Replicate(row, last_timeline(place if place.is_dir() else folder).spec))
+            place = place if place.is_dir() else folder
+            found.append(Replicate(row, timeline_of_row(place, row).spec))
     return RunReplicates(tuple(found), results.objectives)
 
 

@@ -116,7 +116,7 @@ def build_table(
 
 def _each(rows: Sequence[Row]) -> str:
     """Return the number of replicates of a row, if all rows have the same and more than one."""
-    counts = {row["n"] for row in rows if ran(row) == row["n"] and not row["n_timed_out"]}
+    counts = {row["n"] for row in rows}
     alike = len(rows) > 1 and len(counts) == 1 and all(ran(row) == row["n"] for row in rows)
     return f", {counts.pop()} each" if alike else ""
 

@@ -171,8 +171,8 @@ def _clock_note(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def damage_note(text: str) -> str:
-    """Return the note about a replicate that could not be read."""
-    return f"Damaged and left out: {text}. A further `rayhive sweep` runs that replicate again."
+    """Return the note about an attempt that could not be read."""
+    return f"Damaged and left out: {text}"
 
 
 def count_text(number: int, noun: str) -> str:

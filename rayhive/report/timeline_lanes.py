@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -56,12 +57,12 @@ def loss_points(timeline: Timeline) -> dict[str, list[tuple[float, float]]]:
 def _means(
     timeline: Timeline, rounds: Mapping[int, Sequence[E]], loss: Callable[[E], float | None]
 ) -> list[tuple[float, float]]:
-    """Return the time of the last report [s] and the mean loss of each round."""
+    """Return the time of the last report [s] and the mean loss of each round with a finite one."""
     assert timeline.span is not None
     points = []
     for events in rounds.values():
         known = [value for event in events if (value := loss(event)) is not None]
-        if known:
+        if known and math.isfinite(fmean(known)):
             ended = max(event.t for event in events)
             points.append((ended - timeline.span[0], fmean(known)))
     return sorted(points)

@@ -123,6 +123,26 @@ def test_a_fault_that_never_fires_makes_the_replicate_invalid(
     assert outcome.state == "invalid" and "did not fire" in outcome.stop_reason
 
 
+@pytest.mark.parametrize("reason", ["target", "rounds"])
+def test_a_replicate_at_its_target_misses_no_later_fault(
+    cluster: Cluster, tmp_path: Path, reason: str
+) -> None:
+    early, late = fault("kill", "peer-1"), fault("kill", "peer-2", round=1_000_000)
+    outcome, events = run(cluster, tmp_path, early, late, rounds=60, reason=reason)
+    assert [event["fault"] for event in of(events, "fault_fired")] == ["f0"]
+    if reason == "target":
+        assert outcome == Outcome("completed", "target")
+    else:
+        assert outcome.state == "invalid" and "f1 (kill of peer-2" in outcome.stop_reason
+
+
+def test_a_fault_that_fails_is_not_excused_by_the_target(cluster: Cluster, tmp_path: Path) -> None:
+    # a pretended peer has no averager to kill
+    failing = fault("kill_averager", "peer-1")
+    outcome, _ = run(cluster, tmp_path, failing, rounds=60, reason="target")
+    assert outcome.state == "invalid" and "failed: inject" in outcome.stop_reason
+
+
 def test_the_budget_follows_a_fault_that_came_late(cluster: Cluster, tmp_path: Path) -> None:
     stopped = fault("pause", "peer-1", at={"seconds": 1.0}, heal_after_s=2.0)
     killed = fault("kill", "peer-2", at={"seconds": 1.2}, heal_after_s=0.2)

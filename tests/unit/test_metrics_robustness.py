@@ -15,6 +15,7 @@ from rayhive.metrics.rows import last_attempt, rows_with_twins
 from rayhive.report.render import results_text
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
+from rayhive.spec.study import ElasticConfig
 from tests.fixtures.faulted import ALL, Story, kill_and_restart, planned
 from tests.fixtures.logs import Log, make_spec, write_run
 
@@ -80,6 +81,25 @@ def test_a_twin_has_the_same_spec_without_faults(tmp_path: Path, other: dict[str
     run = write_run(tmp_path / "run", [calm(trial=1, **other), stormy()])  # type: ignore[list-item]
     row = next(row for row in load_results(run).rows if row["scenario"] == "story")
     assert row["retention"] is None
+
+
+def test_settings_of_elastic_may_be_given_after_the_twin_ran(tmp_path: Path) -> None:
+    elastic = ElasticConfig(checkpoint_every_rounds=5)
+    run = write_run(tmp_path / "run", [calm(), stormy(elastic=elastic)], OBJECTIVES)  # type: ignore[list-item]
+    assert load_results(run).rows[1]["retention"] is not None
+    names = ("single", "elastic")
+    twins = [
+        [
+            calm(trial=None, baseline=name),
+            stormy(trial=None, baseline=name, elastic=elastic),
+        ]
+        for name in names
+    ]
+    found = [
+        rows_with_twins([last_attempt(story.write(tmp_path / name)) for story in stories])
+        for name, stories in zip(names, twins, strict=True)
+    ]
+    assert [rows[1]["retention"] is not None for rows in found] == [True, False]
 
 
 def test_a_finished_replicate_of_another_trial_can_be_the_twin(tmp_path: Path) -> None:

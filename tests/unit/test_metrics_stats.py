@@ -71,6 +71,9 @@ def test_a_median_of_six_and_more_times_has_an_interval_by_rank() -> None:
     assert median_interval(times[:6]) == (1.0, 6.0)
     late = [*times[:5], Time(5.5, censored=True)]
     assert median_interval(late) == (1.0, None)
+    early = [Time(1.0, censored=True), *times[4:9]]  # it may have been 1.5, and no less than 1
+    assert median_interval(early) == (1.0, None)
+    assert median_interval([Time(5.5, censored=True), *times[4:9]]) == (5.0, None)
     assert median_interval([Time(0.0), *times[:4]]) == (None, None)
     few = log_estimate([1.0, 2.0, 3.0])
     assert few is not None

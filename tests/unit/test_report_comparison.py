@@ -118,6 +118,26 @@ def test_missed_targets_cut_all_times(tmp_path: Path) -> None:
     assert time.change is not None and time.change.mean >= 1
 
 
+@pytest.mark.parametrize("state", ["completed", "failed"])
+def test_a_run_that_missed_the_target_is_not_equal_to_one_that_reached_it(
+    tmp_path: Path, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = write_run(tmp_path / "a", [Log(make_spec(replicate=n)) for n in range(3)])
+    missed = [
+        Log(make_spec(replicate=n), accuracies=(0.1, 0.2), state=state, started=500.0)
+        for n in range(3)
+    ]
+    b = write_run(tmp_path / "b", missed)
+    for column in ("samples_to_target", "time_to_target_s"):
+        row = of(compare(a, b, [column]), column)
+        assert row.verdict == "not separable" and row.censored == (False, True)
+        assert row.change is not None and (row.change.low, row.change.high) == (None, None)
+        assert "3 of 6 missed it" in row.note
+    assert "512: 3 of 6" in of(compare(a, b, ["samples_to_target"]), "samples_to_target").note
+    assert main(["compare", str(a), str(b), "--column", "samples_to_target"]) == 0
+    assert "≥ 512" in capsys.readouterr().out
+
+
 def test_a_failed_replicate_has_no_value_and_is_counted(tmp_path: Path) -> None:
     a = run(tmp_path / "a", {1: 0.5, 2: 0.7, 3: 0.8})
     b = run(tmp_path / "b", {1: 0.4, 2: 0.6})

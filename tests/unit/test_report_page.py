@@ -14,6 +14,7 @@ from rayhive.report.page.run_data import read_run
 from rayhive.report.page.svg import Scale
 from rayhive.report.page.table import page_table
 from rayhive.report.page.write import report_html, write_report
+from rayhive.report.render import results_text
 from rayhive.report.results import Results, load_results
 from rayhive.spec import Configuration
 from tests.fixtures.html import Page
@@ -171,6 +172,36 @@ def test_missing_counts_are_not_recorded_and_not_zero(tmp_path: Path) -> None:
     assert "Loss against bytes: not recorded" in page.words("loss")
     phases = page.words("time")
     assert phases.count("not recorded") >= 3 and " 0.0 ms" not in phases
+
+
+@pytest.mark.parametrize("fields", [{"code": "other"}, {"scenario": "kill-one"}])
+def test_baselines_that_ran_alone_under_a_condition_are_no_choice(
+    tmp_path: Path, fields: dict[str, str]
+) -> None:
+    run = sweep(tmp_path / "run")
+    for seed in (0, 1):
+        Log(make_spec(trial=None, baseline="single", replicate=seed, **fields)).write(run)
+    page = page_of(run)
+    assert "Use none" in page.words("recommendation")
+    assert "single" in page.words("table")
+
+
+def test_equal_bytes_leave_the_other_objective_its_certainty(tmp_path: Path) -> None:
+    logs = [
+        Log(
+            make_spec(trial=trial, replicate=n, configuration=Configuration(codec=codec)),
+            seconds=tuple((1 + trial / 2) * (1 + n * 0.003) * s for s in (2.0, 0.5, 0.6, 0.7)),
+            payload=4000 - 1000 * trial,
+        )
+        for trial, codec in enumerate(("none", "float16"))
+        for n in range(3)
+    ]
+    objectives = {"time_to_target_s": "minimize", "payload_bytes_per_sample": "minimize"}
+    run = write_run(tmp_path / "run", logs, objectives)
+    results = load_results(run)
+    assert all(row["pareto_probability"] is not None for row in results.folded)
+    assert "Take float16: > 99 % sure" in results_text(results)
+    assert "Use float16" in page_of(run).words("recommendation")
 
 
 def test_a_folder_without_a_study_has_a_report(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -218,6 +219,18 @@ def test_loss_points_are_means_over_the_peers() -> None:
     points = loss_points(story.timeline)
     assert points["training batches"] == [(pytest.approx(0.9, abs=1e-6), 3.0)]
     assert points["held out"] == [(pytest.approx(1.5), 0.5)]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_losses_that_are_not_finite_are_not_drawn(loss: float) -> None:
+    story = Story()
+    story.rounds(1.0, 2.0, peers=ALL, loss=2.0)
+    story.of("round")[0]["loss"] = loss
+    story.evaluate(2.5, ALL, loss=loss)
+    points = loss_points(story.timeline)
+    assert [value for _, value in points["training batches"]] == [2.0]
+    assert points["held out"] == []
+    assert "nan" not in timeline_html(story.timeline).lower().partition("<main")[2]
 
 
 def test_a_picture_without_training_is_an_error() -> None:

@@ -21,7 +21,7 @@ from rayhive.cluster.replicate.meeting import Meeting, open_meeting
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.cluster.replicate.node_agents import NodeAgents
 from rayhive.cluster.replicate.peer_pool import PeerPool
-from rayhive.cluster.replicate.peer_table import Outcome, PeerTable, ReplicateStatus
+from rayhive.cluster.replicate.peer_table import TARGET, Outcome, PeerTable, ReplicateStatus
 from rayhive.cluster.replicate.preemptions import Preemptions
 from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
 from rayhive.cluster.replicate.reservation import Reservation
@@ -355,7 +355,7 @@ class Replicate:
         nemesis = self._recorder.nemesis
         if nemesis is None or outcome.state not in ("completed", "timed_out"):
             return outcome
-        problem = nemesis.problem()
+        problem = nemesis.problem(at_target=outcome == Outcome("completed", TARGET))
         return outcome if problem is None else Outcome("invalid", problem)
 
     async def _shut_down(self, outcome: Outcome) -> list[str]:

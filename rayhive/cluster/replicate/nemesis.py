@@ -258,13 +258,20 @@ class Nemesis:
                 self._failed(fault.planned, "teardown", error)
         self._set_up = []
 
-    def problem(self) -> str | None:
-        """Return why the replicate does not represent its scenario; None if it does."""
+    def problem(self, at_target: bool = False) -> str | None:
+        """Return why the replicate does not represent its scenario; None if it does.
+
+        Args:
+            at_target: Whether the replicate ended because it reached its target, so that later
+                faults of the plan had nothing to strike.
+        """
         for fault in self._faults:
             planned = fault.planned
             if planned.id in self._errors:
                 return f"{_title(planned)} failed: {self._errors[planned.id]}"
             if planned.id not in self._fired:
+                if at_target:
+                    continue
                 return f"{_title(planned)} did not fire before the end"
             if planned.id not in self._verified:
                 return f"{_title(planned)} was not proved to have taken effect"

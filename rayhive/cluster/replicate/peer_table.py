@@ -22,7 +22,8 @@ State = Literal[
 ]
 
 #: Reasons with which a peer finishes when the goal of the replicate is reached.
-GOALS = ("rounds", "target")
+TARGET = "target"
+GOALS = ("rounds", TARGET)
 #: States before the training of a peer.
 _BEFORE_TRAINING = ("placed", "starting", "dht", "ready")
 

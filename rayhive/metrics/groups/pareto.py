@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rayhive.columns import Column, Row, in_group
-from rayhive.metrics.aggregate import comparable, objectives_known
+from rayhive.metrics.aggregate import comparable, is_candidate
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.posterior import front_probabilities
 from rayhive.metrics.seeds import differences, holm, seed_values
@@ -80,7 +80,7 @@ class Pareto(MetricGroup):
 
 def candidate_groups(rows: Sequence[Row], objectives: Mapping[str, str]) -> Iterator[list[Row]]:
     """Yield the rows that are compared with each other: all objectives known, equal conditions."""
-    left = [row for row in rows if objectives and objectives_known(row, objectives)]
+    left = [row for row in rows if objectives and is_candidate(row, objectives)]
     while left:
         yield [row for row in left if comparable(left[0], row)]
         left = [row for row in left if not comparable(left[0], row)]

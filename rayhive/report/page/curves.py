@@ -65,8 +65,7 @@ def loss_charts(run: RunData) -> list[LossCharts]:
         names = [run.condition_text(row) or str(row["configuration"]) for row in rows]
         return [_of_group(run, rows, names, "")] if rows else []
     found = []
-    for number, rows in enumerate(run.groups):
-        advice = run.recommendations[number] if run.recommendations else None
+    for rows, advice in zip(run.groups, run.advice, strict=True):
         ordered = [row for row in front_first(rows, advice) if _curves(run, row)]
         if ordered:
             conditions = run.condition_text(rows[0])

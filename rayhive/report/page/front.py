@@ -58,7 +58,8 @@ def front_charts(run: RunData) -> list[FrontCharts]:
         return []
     return [
         _of_group(run, rows, advice)
-        for rows, advice in zip(run.groups, run.recommendations, strict=True)
+        for rows, advice in zip(run.groups, run.advice, strict=True)
+        if advice is not None
     ]
 
 

@@ -15,7 +15,7 @@ from rayhive.errors import DamagedError
 from rayhive.events import PeerReady
 from rayhive.metrics.aggregate import row_key, rows_by
 from rayhive.metrics.groups.convergence import evaluations
-from rayhive.metrics.logs import last_timeline
+from rayhive.metrics.logs import timeline_of_row
 from rayhive.metrics.rows import NO_FAULTS, place_of
 from rayhive.report.page.round_time import RoundTimes, round_times
 from rayhive.report.recommendation import Recommendation, recommendations
@@ -90,6 +90,14 @@ class RunData:
         """Rows of the table by the conditions under which they were measured."""
         return rows_by(self.results.folded, conditions())
 
+    @cached_property
+    def advice(self) -> list[Recommendation | None]:
+        """Recommendation for each of the groups; None for one without a row of the swarm."""
+        found = {id(row): each for each in self.recommendations for row in each.rows}
+        return [
+            next((found[id(row)] for row in rows if id(row) in found), None) for rows in self.groups
+        ]
+
     def of_row(self, row: Row) -> list[Replicate]:
         """Return the finished replicates of a row of the table."""
         return self._by_key.get(key_of(row), [])
@@ -142,7 +150,7 @@ def read_run(folder: Path, results: Results) -> RunData:
         if row["state"] in FINISHED:
             place = replicate_place(folder, row)
             try:
-                timeline = last_timeline(place)
+                timeline = timeline_of_row(place, row)
             except DamagedError:  # it vanished or was damaged since the results were computed
                 continue
             found.append(replicate_data(place, row, timeline))

@@ -9,7 +9,7 @@ from itertools import groupby
 from rayhive.errors import DamagedError
 from rayhive.events import FaultFired, InvariantChecked
 from rayhive.metrics.fault_impact import FaultImpact, Rejoin, impacts, rejoins
-from rayhive.metrics.logs import last_timeline
+from rayhive.metrics.logs import timeline_of_row
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.numbers import number_text
 from rayhive.report.page.run_data import Replicate, RunData
@@ -100,7 +100,7 @@ def _name(replicate: Replicate) -> str:
 
 def _picture_of(replicate: Replicate) -> TimelinePicture | None:
     try:
-        timeline = last_timeline(replicate.folder)
+        timeline = timeline_of_row(replicate.folder, replicate.row)
     except DamagedError:
         return None
     return None if timeline.span is None else timeline_charts(timeline)

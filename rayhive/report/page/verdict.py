@@ -125,10 +125,10 @@ class FaultSummary:
 
 def verdicts(run: RunData) -> list[Verdict]:
     """Return the recommendations in words, one for each set of conditions."""
-    rows = [group[0] for group in run.groups]
     return [
-        _verdict(advice, _conditions(run, row), _baselines(run, advice))
-        for advice, row in zip(run.recommendations, rows, strict=False)
+        _verdict(advice, _conditions(run, rows[0]), _baselines(run, advice))
+        for advice, rows in zip(run.advice, run.groups, strict=True)
+        if advice is not None
     ]
 
 
