@@ -5,19 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rayhive.metrics.groups.robustness import Robustness
-from rayhive.metrics.rows import last_attempt, rows_with_twins
+from rayhive.metrics.rows import last_attempt, rows_with_twins, timeline_row
 from rayhive.report.render import results_text
-from rayhive.report.results import load_results
+from rayhive.report.results import Results, load_results
 from rayhive.spec import Configuration
 from rayhive.spec.study import ElasticConfig
 from tests.fixtures.faulted import ALL, Story, kill_and_restart, planned
-from tests.fixtures.logs import Log, make_spec, write_run
+from tests.fixtures.logs import Log, make_spec, timeline_of, write_run
 
 wide_text = partial(results_text, wide=True)
 OBJECTIVES = {"samples_per_s": "maximize"}
@@ -271,3 +272,27 @@ def test_a_comparison_with_few_twins_says_with_how_many(tmp_path: Path) -> None:
     assert "over the k of n replicates that have a twin" in text
     whole = write_run(tmp_path / "whole", [calm(), stormy()], OBJECTIVES)  # type: ignore[list-item]
     assert " of 1)" not in results_text(whole, columns=["loss_delta"])
+
+
+def test_a_regret_without_an_upper_bound_has_no_interval(tmp_path: Path) -> None:
+    """Two seeds that differ by a factor of 100 bound nothing, with ten rows and three scenarios."""
+    rows = []
+    for trial in range(10):
+        for scenario in ("none", "kill-one", "kill-two"):
+            for seed in (0, 1):
+                spec = make_spec(
+                    trial=trial,
+                    replicate=seed,
+                    scenario=scenario,
+                    configuration=Configuration(codec="size_adaptive", threshold=1000 + trial),
+                )
+                wild = 100.0 if trial == 1 and seed and scenario != "none" else 1.0
+                rate = wild * (100.0 + trial + seed)
+                row = timeline_row(timeline_of(spec, Log(spec).events()))
+                rows.append({**row, "samples_per_s": rate})
+    results = Results("study", OBJECTIVES, tuple(rows))  # type: ignore[arg-type]
+    assert all(row["regret"] is not None for row in results.folded)
+    for row in results.folded:
+        assert row["regret_high"] is None or math.isfinite(row["regret_high"])  # type: ignore[arg-type]
+    json.loads(wide_text(results, "json"))
+    assert "regret" in wide_text(results)
