@@ -24,6 +24,8 @@ Replicate: TypeAlias = tuple[str, int, str]
 
 #: Columns that the line of a finished replicate shows besides the objectives.
 KEY_FIGURES = ("final_loss", "samples_per_s", "round_p50_s", "payload_bytes_per_round")
+#: States of a failed replicate whose reason its line tells.
+_EXPLAINED = ("failed", "diverged", "invalid")
 
 
 @dataclass
@@ -188,7 +190,7 @@ def finished_line(
     """
     state = str(row.get("state"))
     took = "" if seconds is None else f" in {clock(seconds)}"
-    why = row.get("stop_reason") if state in ("failed", LOST, PRUNED, SKIPPED) else None
+    why = row.get("stop_reason") if state in (*_EXPLAINED, LOST, PRUNED, SKIPPED) else None
     reason = f" ({why})" if why else ""
     names = dict.fromkeys((*KEY_FIGURES, *config.objectives))
     figures = [f"{name} {figure(name, row[name])}" for name in names if row.get(name) is not None]

@@ -13,7 +13,7 @@ from rayhive.errors import ClusterError
 from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.progress import DisplayProgress, SweepProgress
-from rayhive.sweep.tally import Eta, Tally, clock, figure, trial_line
+from rayhive.sweep.tally import Eta, Tally, clock, figure, finished_line, trial_line
 from rayhive.sweep.trial_book import TrialRecord
 from tests.fixtures.logs import make_spec
 from tests.unit.clock_fakes import Clock
@@ -240,6 +240,13 @@ def test_a_trial_that_missed_the_target_is_not_the_best_so_far() -> None:
         "time_to_target_s": 0,
         "samples_per_s": 0,
     }
+
+
+@pytest.mark.parametrize("state", ["failed", "diverged", "invalid", "lost", "pruned"])
+def test_the_line_of_a_replicate_without_a_result_says_why(state: str) -> None:
+    row = {"state": state, "stop_reason": "f2 (kill of peer-1 at 33 s) did not fire"}
+    line = finished_line(CONFIG, spec(), row, 3.0, kept=False)
+    assert line.endswith(f"{state} in 3 s (f2 (kill of peer-1 at 33 s) did not fire)")
 
 
 def test_the_display_starts_and_ends_with_the_sweep() -> None:

@@ -45,7 +45,10 @@ class Settings(MetricGroup):
         _setting("scenario", "Fault scenario"),
         _setting("workload", "Workload that was trained"),
         Column(
-            "data", "`real`, or `generated` without the real data set", type="text", fold=Common()
+            "data",
+            "`real`, `generated` without the real data set, or `own`",
+            type="text",
+            fold=Common(),
         ),
         *_AXES,
         _setting("peers", "Peers in the swarm", type="count"),
