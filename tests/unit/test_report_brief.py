@@ -158,7 +158,7 @@ def test_the_table_of_differences_marks_what_differs(tmp_path: Path) -> None:
     assert "differs from the baseline at 5 %" in text
     text = results_text(make_run(tmp_path / "other", UNCLEAR), "md", versus="none")
     assert "**" not in text.split("|", 1)[1]
-    assert "do not differ significantly: that is no proof of equality" in text
+    assert "1 of 1 comparison does not differ significantly: that is no proof of equality" in text
 
 
 def test_times_are_compared_as_factors(tmp_path: Path) -> None:
