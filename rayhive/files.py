@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
+from rayhive.errors import ConfigError, Problem
+
 _NEW = ".new"
 
 
@@ -46,6 +48,27 @@ def write_atomically(
     """Replace the content of a file in one step; the arguments are those of :func:`replaced`."""
     with replaced(path, durable=durable, mode=mode) as new:
         new.write_text(text, encoding="utf-8")
+
+
+def check_writable(path: Path, key: str) -> None:
+    """Refuse a path at which no file can be written.
+
+    Args:
+        path: The path of a file.
+        key: Option that gave it.
+
+    Raises:
+        ConfigError: It is a folder, or its folder does not exist or may not be written to.
+    """
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise ConfigError(Problem(key, str(path), "a file; this is a folder"))
+    if not folder.is_dir():
+        raise ConfigError(Problem(key, str(path), f"a file in a folder that exists, not {folder}"))
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(
+            Problem(key, str(path), f"a file in a folder that you may write, not {folder}")
+        )
 
 
 def is_unfinished(path: Path) -> bool:

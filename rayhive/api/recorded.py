@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayhive.errors import ConfigError, Problem
+from rayhive.files import check_writable
 from rayhive.metrics.clocks import Clocks
 from rayhive.metrics.logs import last_timeline
 from rayhive.remote import local_folder
@@ -56,7 +57,7 @@ def trace(
         The file, and the clocks of the nodes.
 
     Raises:
-        ConfigError: The replicate does not exist, or has no events.
+        ConfigError: The replicate does not exist, or has no events, or the file cannot be written.
         DamagedError: Its events cannot be read.
     """
     place = replicate_folder(local_folder(folder), trial, replicate, scenario)
@@ -64,6 +65,7 @@ def trace(
     if not timeline.events:
         raise ConfigError(Problem("DIR", str(place), "a replicate with events"))
     path = place / TRACE if out is None else Path(out)
+    check_writable(path, "--out")
     return path, write_trace(timeline, path)
 
 

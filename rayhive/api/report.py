@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 
+from rayhive.files import check_writable
 from rayhive.remote import local_folder
 from rayhive.sweep.run_folder import RunFolder
 
@@ -29,7 +30,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         The path of the file.
 
     Raises:
-        ConfigError: ``folder`` is neither.
+        ConfigError: ``folder`` is neither, or the file cannot be written.
         DamagedError: Its study cannot be read. Damaged replicates are left out and named in the
             notes of the table.
     """
@@ -37,6 +38,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 
     place = local_folder(folder)
     path = Path(out) if out is not None else place / write.REPORT
+    check_writable(path, "--out")
     write.write_report(place, path)
     return path
 
@@ -71,6 +73,8 @@ def watch_report(
     from rayhive.report.page import write
 
     path = Path(out) if out is not None else Path(folder) / write.REPORT
+    if out is not None:
+        check_writable(path, "--out")
     run, seen, rest = RunFolder(folder), None, 0.0
     try:
         while run.is_running:

@@ -213,7 +213,8 @@ def scenario_config(
     data = load_scenario(name).study
     if file is not None:
         given = read_mapping(Path(file), problems)
-        given["enqueue"] = list(given.get("enqueue") or [])[:1]
+        enqueue = given.get("enqueue") or []
+        given["enqueue"] = enqueue[:1] if isinstance(enqueue, list) else enqueue
         given["budget"] = {**_mapping(given.get("budget")), "trials": 1}
         data = _merged(data, {**given, "replicates": 1})
     data["scenarios"] = [name]

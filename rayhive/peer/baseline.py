@@ -176,7 +176,7 @@ class BaselineTraining(Callback):
         self._keep(trainer)
         agreed = self._member.agree(wanted or self._channel.stop_reason)
         if self._rounds is not None and self._round >= self._rounds:
-            agreed = "rounds"
+            agreed = "diverged" if "diverged" in (wanted, agreed) else "rounds"
         if self._channel.notice is not None:
             agreed = "notice"
         self._member.training_began()  # measurements are no part of the next round

@@ -98,7 +98,7 @@ class PeerFit:
             trainer: The trainer.
             checkpoint: Checkpoint of Lightning to go on from.
         """
-        torch.manual_seed(self._spec.seed * 1_000_003 + self._spec.data_index)
+        torch.manual_seed((self._spec.seed * 1_000_003 + self._spec.data_index) % 2**63)
         trainer.fit(self.module, self._loader, ckpt_path=checkpoint, weights_only=False)
 
 

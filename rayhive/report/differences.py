@@ -230,6 +230,6 @@ def _notes(found: Sequence[Difference]) -> Iterator[str]:
         verb = "does" if len(found) == 1 else "do"
         yield (
             f"{len(alike)} of {count_text(len(found), 'comparison')} {verb} not differ "
-            "significantly: that is no proof of equality. `rayhive plan FILE --difference` says how many "
-            "replicates would tell."
+            "significantly: that is no proof of equality. `rayhive plan FILE --difference` says "
+            "how many replicates would tell."
         )

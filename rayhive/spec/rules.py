@@ -163,11 +163,14 @@ def _check_budget(config: SweepConfig) -> Iterator[Problem]:
         allowed = f"at most budget.samples_per_replicate ({samples}), which is at least one round"
         yield _wrong(config, "swarm.target_batch_size", allowed)
     elif samples is not None:
-        most = max(ends(config.space.local_steps), key=_whole_or_none, default=None)
-        if target * _whole_or_none(most) > samples:
-            allowed = f"such that a round of local_steps x swarm.target_batch_size ({target}) has "
-            allowed += f"at most budget.samples_per_replicate ({samples})"
-            yield Problem("space.local_steps", most, allowed)
+        allowed = f"such that a round of local_steps x swarm.target_batch_size ({target}) has "
+        allowed += f"at most budget.samples_per_replicate ({samples})"
+        given = [("space.local_steps", value) for value in ends(config.space.local_steps)]
+        given += [(f"enqueue.{n}.local_steps", c.local_steps) for n, c in enumerate(config.enqueue)]
+        for key in dict.fromkeys(key for key, _ in given):
+            most = max((value for name, value in given if name == key), key=_whole_or_none)
+            if target * _whole_or_none(most) > samples:
+                yield Problem(key, most, allowed)
     if config.budget.trials < len(config.enqueue):
         allowed = f"at least the {len(config.enqueue)} configurations of enqueue"
         yield _wrong(config, "budget.trials", allowed)

@@ -11,6 +11,7 @@ import ast
 import functools
 import hashlib
 import importlib.util
+import itertools
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -236,19 +237,33 @@ def _data_digests(workload: WorkloadConfig, data_files: Iterable[Path]) -> dict[
     named += [(f"data_args.{key}", path) for key, path in _paths(workload.data_args)]
     found: dict[str, str] = {}
     for place, path in named:
-        if path.is_file():
-            found[f"{place}/{path.name}"] = _file_digest(path)
-        elif path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file())
-            if len(files) > MANY:
-                found[place] = _digest(repr([(str(f), f.stat().st_size) for f in files]))
-                continue
-            found |= {f"{place}/{f.relative_to(path)}": _file_digest(f) for f in files}
+        for name, digest in _digests_at(path):
+            key = f"{place}/{name}" if name else place
+            same = itertools.count(2)  # files of one name in several folders
+            while key in found:
+                key = f"{place}/{name} ({next(same)})"
+            found[key] = digest
     return found
 
 
+def _digests_at(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name below a path and the digest of each file there; one for a large folder."""
+    if path.is_file():
+        yield path.name, _file_digest(path)
+    elif path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        if len(files) > MANY:
+            yield "", _digest(repr([(str(f), f.stat().st_size) for f in files]))
+        else:
+            yield from ((str(f.relative_to(path)), _file_digest(f)) for f in files)
+
+
 def _paths(given: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    """Yield the arguments that name an existing file or folder."""
+    """Yield the arguments that name an existing file or folder.
+
+    A folder with the working directory, such as ``/`` or ``..``, holds more than data: the text
+    means something else.
+    """
     for key, value in given.items():
         if isinstance(value, Mapping):
             yield from ((f"{key}.{name}", path) for name, path in _paths(value))
@@ -256,7 +271,7 @@ def _paths(given: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
             if isinstance(item, str) and 0 < len(item) < 4096 and "\0" not in item:
                 path = Path(item)
                 try:
-                    if path.exists() and path.resolve() != Path.cwd():
+                    if path.exists() and not Path.cwd().is_relative_to(path.resolve()):
                         yield key, path
                 except OSError:  # not a path
                     continue

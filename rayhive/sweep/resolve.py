@@ -340,6 +340,8 @@ class _Check:
                 yield from check_target_batch_size(config.swarm, least, source)
             size = workload.train_size()
             workload.check()
+            if given.import_path is not None:
+                yield from _check_evaluation(given.label, workload)
             yield from _check_objectives(config, workload)
             self.facts = WorkloadFacts(
                 shapes=tuple(tuple(shape) for shape in workload.parameter_shapes()),
@@ -381,6 +383,15 @@ class _Check:
             for problem in found.values():
                 yield replace(problem, key=f"scenarios.{scenario_label(name)}: {problem.key}")
             yield from check_baselines(config, name, plans)
+
+
+def _check_evaluation(label: str, workload: Workload) -> Iterator[Problem]:
+    """Yield what a workload of the user's does not measure although peers need it."""
+    measured = workload.metrics()
+    needed = ["loss"] if workload.target is None else ["loss", workload.target.metric]
+    if missing := [name for name in dict.fromkeys(needed) if name not in measured]:
+        allowed = f"a workload whose evaluate returns {' and '.join(missing)}; it returns "
+        yield Problem("workload.import", label, allowed + (", ".join(measured) or "nothing"))
 
 
 def _check_objectives(config: SweepConfig, workload: Workload) -> Iterator[Problem]:

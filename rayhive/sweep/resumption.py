@@ -46,6 +46,15 @@ def differences(before: SweepConfig, now: SweepConfig, run: Path) -> Iterator[Pr
         at_least = "at least " if key in (*MAY_GROW, "scenarios") else ""
         held = f"{at_least}{was!r}, as in the run that {run} holds ({_RULE})"
         yield Problem(key, value, held + _entries(was, value))
+    # Values in the storage have the order of the objectives, peers that of the classes.
+    for key, ours, theirs in (
+        ("objectives", before.objectives, now.objectives),
+        ("swarm.node_classes", before.swarm.node_classes, now.swarm.node_classes),
+    ):
+        names, given = list(ours or ()), list(theirs or ())
+        if names != given and sorted(names) == sorted(given):
+            order = f"in the order {', '.join(names)}, as in the run that {run} holds ({_RULE})"
+            yield Problem(key, ", ".join(given), order)
 
 
 def _grows(key: str, was: Any, now: Any) -> bool:

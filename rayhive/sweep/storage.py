@@ -63,7 +63,7 @@ def _unusable(url: str) -> str | None:
         try:
             parsed = make_url(url)
             parsed.get_dialect().import_dbapi()
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, ValueError) as error:  # such as a port that is no number
             return f"{ALLOWED} ({_hidden(str(error), url)})"
         except ImportError as error:
             return f"{ALLOWED} ({error}; {_to_install(error.name)})"
@@ -115,7 +115,12 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
             owner = run
         if url is None or owner == run:
             _set_names(study, list(config.objectives))
-    except (SQLAlchemyError, OSError, optuna.exceptions.StorageInternalError) as error:
+    except (
+        SQLAlchemyError,
+        OSError,
+        optuna.exceptions.StorageInternalError,
+        RuntimeError,  # of another version of Optuna
+    ) as error:
         first = _hidden(str(error).splitlines()[0], url)
         raise ConfigError(Problem("storage", url, f"{ALLOWED} ({first})")) from None
     except (ValueError, LookupError, TypeError) as error:  # a journal with a damaged line

@@ -7,10 +7,12 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from rayhive.errors import ConfigError, Problem, nearest, unknown, user_line
 from rayhive.registry import WORKLOADS
+from rayhive.spec.axes.base import is_whole
 from rayhive.spec.study import WorkloadConfig
 from rayhive.workloads.base import DataKind, Target, Workload
 from rayhive.workloads.data import IndexedWorkload
@@ -201,7 +203,8 @@ def _find(path: str, key: str, form: str, bases: tuple[type, ...]) -> Callable[.
     offers = sorted(
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and value not in (*_BASES, *bases) and _makes(value, bases)
+        if not name.startswith("_") and _makes(value, bases)
+        if not any(value is base for base in (*_BASES, *bases))
     )
     close = nearest(attribute, offers)
     hint = close and f"{module_name}:{close}"
@@ -264,9 +267,9 @@ def _checked(made: object, path: str) -> Workload:
     kinds = get_args(DataKind)
     valid = {
         "name, a string": isinstance(getattr(made, "name", None), str),
-        "target, a Target": isinstance(getattr(made, "target", None), Target),
-        "default_batch_size, a number of samples": isinstance(
-            getattr(made, "default_batch_size", None), int
+        "target, a Target or None": isinstance(getattr(made, "target", ""), (Target, NoneType)),
+        "default_batch_size, a number of samples": is_whole(
+            getattr(made, "default_batch_size", None), 1
         ),
         "data, " + " or ".join(map(repr, kinds)): getattr(made, "data", None) in kinds,
     }

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 
 from rayhive.columns import Column
 from rayhive.errors import Problem
-from rayhive.spec.model import Model
+from rayhive.spec.model import Model, exponent
 from rayhive.spec.swarm import SwarmConfig
 
 Values = Mapping[str, Any]
@@ -38,8 +38,8 @@ def _read(value: object) -> object:
     if isinstance(value, Mapping):
         return Range.model_validate(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(value)
-    return (value,)
+        return tuple(map(exponent, value))
+    return (exponent(value),)
 
 
 Distribution = Annotated[Range | tuple[Any, ...], BeforeValidator(_read)]
