@@ -1,0 +1,85 @@
+"""End of a baseline's training in this process, with a channel that only records."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from rayhive.baselines.single import Alone
+from rayhive.events import Event
+from rayhive.peer.baseline import BaselineTraining
+from rayhive.peer.from_spec import PeerFit
+from rayhive.spec.replicate import PeerSpec
+
+ROUNDS = 3
+
+
+class Poison(Callback):
+    """Makes a parameter infinite before the last batch of a round.
+
+    Args:
+        round: Number of the round.
+    """
+
+    def __init__(self, round: int) -> None:
+        self.round, self.batches = round, 0
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.batches += 1
+        if self.batches == 2 * self.round:
+            with torch.no_grad():
+                next(pl_module.parameters()).view(-1)[0] = torch.inf
+
+
+def last_event(seed: int = 7, poisoned: int | None = None) -> Event:
+    """Return the last event of a peer that trains alone for some rounds of two batches."""
+    spec = PeerSpec.model_validate(
+        {
+            "run_id": "end",
+            "peer": 0,
+            "peers": 1,
+            "seed": seed,
+            "workload": {"name": "digits"},
+            "swarm": {"peers": 1, "batch_size": 8, "target_batch_size": 16},
+            "configuration": {},
+            "budget": {"samples_per_replicate": 16 * ROUNDS, "seconds_per_replicate": 60},
+            "evaluation": {"every_samples": 16 * ROUNDS},
+            "baseline": "single",
+        }
+    )
+    emitted: list[Event] = []
+    channel = SimpleNamespace(
+        emit=emitted.append, wait_for=lambda kind: None, notice=None, stop_reason=None
+    )
+    fit, member = PeerFit(spec, (0, 1)), Alone(spec, 8)
+    training = BaselineTraining(spec, fit, member, channel, {})  # type: ignore[arg-type]
+    trainer = fit.make_trainer(
+        member.strategy(),  # type: ignore[arg-type]
+        training,  # type: ignore[arg-type]
+        accumulate_grad_batches=member.batches_per_round,
+    )
+    if poisoned is not None:
+        trainer.callbacks.append(Poison(poisoned))  # type: ignore[attr-defined]
+    fit.run(trainer)
+    return emitted[-1]
+
+
+@pytest.mark.parametrize(
+    ("poisoned", "reason", "round"), [(None, "rounds", 3), (2, "diverged", 2), (3, "diverged", 3)]
+)
+def test_a_divergence_in_the_last_round_is_one(
+    poisoned: int | None, reason: str, round: int
+) -> None:
+    event: Any = last_event(poisoned=poisoned)
+    assert (event.kind, event.reason, event.round) == ("peer_finished", reason, round)
+
+
+def test_a_large_seed_trains() -> None:
+    event: Any = last_event(seed=2**63 - 1)
+    assert event.reason == "rounds"
