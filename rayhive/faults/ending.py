@@ -79,8 +79,8 @@ class EndsNodes(FaultKind):
         """End the nodes whose peers ``inject`` recorded."""
 
         async def end(node: str) -> None:
+            self._ended |= {node}  # also of an end that is cut off half way
             await swarm.kill_node(node)
-            self._ended |= {node}
 
         await for_each(self._peers, end)
 

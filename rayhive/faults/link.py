@@ -69,7 +69,7 @@ class LinkFault(FaultKind):
 
     async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Restore the quantity that the testbed was made with."""
-        states = await stop_each(self.tools, targets)
+        states = await stop_each(swarm, self.tools, targets)
         return {"links": {node: state and state.now.model_dump() for node, state in states.items()}}
 
     def worse(self, value: float, present: float | None) -> bool:

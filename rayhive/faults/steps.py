@@ -143,17 +143,19 @@ async def failures(
 
 
 async def stop_each(
-    tools: dict[str, ToolHandle[ArgsT, StateT]], names: Iterable[str]
+    swarm: FaultTarget, tools: dict[str, ToolHandle[ArgsT, StateT]], nodes: Iterable[str]
 ) -> dict[str, StateT | None]:
-    """Stop tools by the name of their target, and forget them; return their last states.
+    """Stop tools by the name of their node, and forget them; return their last states.
+
+    The end of a node has already undone the effect of its tools; their states are None.
 
     Raises:
         ClusterError: A tool cannot be stopped; it and those after it are kept.
     """
-    states = {}
-    for name in names:
-        states[name] = await tools[name].stop()
-        del tools[name]
+    states: dict[str, StateT | None] = {}
+    for node in nodes:
+        states[node] = await tools[node].stop() if await swarm.answers(node) else None
+        del tools[node]
     return states
 
 

@@ -30,7 +30,7 @@ class LogComplete(Invariant):
       peer that is asked to leave before it trains may omit the first three.
     * Every peer that trained finished, left, failed or was lost.
     * Every fault that fired is planned, fired once, and was verified or failed, unless the
-      replicate failed within :data:`PROOF_S` (60) seconds, as DDP does when a member is gone. It
+      replicate failed, or reached its target, within :data:`PROOF_S` (60) seconds. It
       was healed, or the heal failed, if the heal was due and the proof done more than
       :data:`HEAL_S` (60) seconds before the end of training.
     * A fault that did not fire has no event but ``fault_failed``.
@@ -68,7 +68,10 @@ class LogComplete(Invariant):
         fired = {fault.fault: fault.fired for fault in log.faults}
         proofs = events.of_kind(log.events, events.FaultVerified)
         proved = {event.fault: event.t for event in proofs}
-        broke = any(event.state not in FINISHED for event in log.of(events.OutcomeFound))
+        cuts = any(
+            event.state not in FINISHED or event.stop_reason == "target"
+            for event in log.of(events.OutcomeFound)
+        )
         for fault, counts in seen.items():
             self.checked += 1
             if fault not in planned:
@@ -81,7 +84,7 @@ class LogComplete(Invariant):
                 if counts[events.FaultVerified] or counts[events.FaultHealed]:
                     yield fault, "has a proof or a heal and never fired"
                 continue
-            cut_off = broke and log.end < fired[fault] + PROOF_S
+            cut_off = cuts and log.end < fired[fault] + PROOF_S
             if not counts[events.FaultVerified] and not failed and not cut_off:
                 yield fault, "was neither verified nor failed"
             after = planned[fault].heal_after_s

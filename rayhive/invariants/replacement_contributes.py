@@ -24,7 +24,7 @@ class ReplacementContributes(Invariant):
     def check(self, log: Timeline) -> list[str]:
         """Return the late peers that never contributed."""
         wrong = []
-        targeted = {name for fault in log.faults if not _joins(fault) for name in fault.targets}
+        targeted = {name for fault in log.faults if not joins(fault) for name in fault.targets}
         for name, peer in log.incarnations.items():
             if peer.spawned is None or not peer.joined(log.spec.swarm.peers):
                 continue
@@ -38,6 +38,6 @@ class ReplacementContributes(Invariant):
         return wrong
 
 
-def _joins(fault: FaultWindow) -> bool:
+def joins(fault: FaultWindow) -> bool:
     """Return whether a fault started its targets."""
     return fault.kind in FAULTS and FAULTS.get(fault.kind).joins

@@ -10,6 +10,7 @@ from statistics import median
 
 from rayhive.events import TrainingStarted, Transition
 from rayhive.invariants.base import Invariant
+from rayhive.invariants.replacement_contributes import joins
 from rayhive.timeline import Timeline
 
 #: Number of median rounds that the bound allows on top of one averaging.
@@ -66,7 +67,7 @@ def _faults(log: Timeline) -> dict[str, tuple[list[float], list[float]]]:
     """
     windows: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for fault in log.faults:
-        for name in fault.targets:
+        for name in () if joins(fault) else fault.targets:
             windows[name].append((fault.fired, fault.healed or math.inf))
     found = {}
     for name, own in windows.items():

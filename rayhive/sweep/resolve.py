@@ -328,7 +328,7 @@ class _Check:
 
     def workload(self, config: SweepConfig) -> Iterator[Problem]:
         """Yield the mistakes in the workload, and in the swarm's batch size and number of peers."""
-        from rayhive.workloads.loading import workload_of
+        from rayhive.workloads.loading import evaluation_problems, workload_of
 
         if self.facts is not None:
             return
@@ -340,8 +340,7 @@ class _Check:
                 yield from check_target_batch_size(config.swarm, least, source)
             size = workload.train_size()
             workload.check()
-            if given.import_path is not None:
-                yield from _check_evaluation(given.label, workload)
+            yield from evaluation_problems(given, workload)
             yield from _check_objectives(config, workload)
             self.facts = WorkloadFacts(
                 shapes=tuple(tuple(shape) for shape in workload.parameter_shapes()),
@@ -385,25 +384,14 @@ class _Check:
             yield from check_baselines(config, name, plans)
 
 
-def _check_evaluation(label: str, workload: Workload) -> Iterator[Problem]:
-    """Yield what a workload of the user's does not measure although peers need it."""
-    measured = workload.metrics()
-    needed = ["loss"] if workload.target is None else ["loss", workload.target.metric]
-    if missing := [name for name in dict.fromkeys(needed) if name not in measured]:
-        allowed = f"a workload whose evaluate returns {' and '.join(missing)}; it returns "
-        yield Problem("workload.import", label, allowed + (", ".join(measured) or "nothing"))
-
-
 def _check_objectives(config: SweepConfig, workload: Workload) -> Iterator[Problem]:
     """Yield objectives of metrics that the workload lacks, or that need a target it lacks."""
     logged = [name for name in config.objectives if is_metric(name)]
     known = [metric_name(metric) for metric in workload.metrics()] if logged else []
     wrong = (name for name in logged if name not in known)
     yield from (unknown(f"objectives.{name}", name, sorted(known)) for name in wrong)
-    if workload.target is not None:
-        return
     needed = [name for name in TARGET_OBJECTIVES if name in config.objectives]
-    if not needed and not config.budget.stop_at_target:
+    if workload.target is not None or not (needed or config.budget.stop_at_target):
         return
     why = f"objective {', '.join(needed)}" if needed else "key budget.stop_at_target"
     names = ", ".join(sorted(workload.metrics()))

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -276,3 +276,14 @@ def _checked(made: object, path: str) -> Workload:
     if missing := [text for text, is_valid in valid.items() if not is_valid]:
         raise _refused(path, f"a Workload with {'; '.join(missing)}")
     return made
+
+
+def evaluation_problems(given: WorkloadConfig, workload: Workload) -> Iterator[Problem]:
+    """Yield what the evaluation of a user's workload does not return although peers need it."""
+    if given.import_path is None:
+        return
+    measured = workload.metrics()
+    needed = ["loss"] if workload.target is None else ["loss", workload.target.metric]
+    if missing := [name for name in dict.fromkeys(needed) if name not in measured]:
+        allowed = f"a workload whose evaluate returns {' and '.join(missing)}; it returns "
+        yield Problem("workload.import", given.label, allowed + (", ".join(measured) or "nothing"))

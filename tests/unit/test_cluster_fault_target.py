@@ -125,6 +125,33 @@ def test_a_node_is_not_started_twice_unless_it_was_ended(monkeypatch: pytest.Mon
     asyncio.run(body())
 
 
+def test_a_node_is_started_after_its_end_which_a_cancelled_fault_left_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    def kill(node: str) -> None:
+        time.sleep(0.2)
+        order.append("killed")
+
+    def start(node: str) -> str:
+        order.append("started")
+        return node
+
+    monkeypatch.setattr(raylets, "kill", kill)
+    monkeypatch.setattr(raylets, "start", start)
+    monkeypatch.setattr(FakeSwarm, "node_of", lambda self, name: "id-0")
+
+    async def body() -> None:
+        peers = target()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(peers.kill_node("node-1"), 0.05)
+        await peers.start_node("node-1")
+        assert order == ["killed", "started"]
+
+    asyncio.run(body())
+
+
 class Placed(Reservation):
     """Room for the peers, without a cluster."""
 

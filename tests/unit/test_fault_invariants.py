@@ -224,6 +224,23 @@ def test_the_bound_is_one_averaging_with_all_its_timeouts() -> None:
     assert not result(normal, "survivors_progress").ok
 
 
+@pytest.mark.parametrize(("who", "kind"), [("peer-3", "join"), ("peer-1.1", "kill")])
+def test_a_peer_that_came_later_makes_progress(who: str, kind: str) -> None:
+    target = who.partition(".")[0]
+    story = Story([planned(kind=kind, who=(target,))])
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.fire(2.0, 0, [who if kind == "join" else target])
+    if kind == "kill":
+        story.lose(2.0, target)
+    others = [name for name in ALL if name != target]
+    story.join(2.1, 2.5, who, cause="f0")
+    story.rounds(3.0, 4.0, peers=[*others, who])
+    story.rounds(405.0, peers=others)
+    story.finish(405.0, [*others, who])
+    found = result(story, "survivors_progress")
+    assert any(text.startswith(f"{who}: no round for 401") for text in found.violations)
+
+
 # -- joiners ---------------------------------------------------------------------------------
 
 
@@ -265,9 +282,12 @@ def test_a_heal_is_missing_only_if_there_was_time_for_it(left: float, ok: bool) 
 
 @pytest.mark.parametrize(
     ("state", "left", "ok"),
-    [("failed", 1.0, True), ("failed", 60.2, False), ("completed", 1.0, False)],
-)
-def test_a_replicate_that_fails_at_once_may_lack_the_proof(
+    [
+        ("failed", 1.0, True), ("failed", 60.2, False), ("completed", 1.0, False),
+        ("target", 1.0, True), ("target", 60.2, False),
+    ],
+)  # fmt: skip
+def test_a_replicate_that_ends_at_once_may_lack_the_proof(
     state: str, left: float, ok: bool
 ) -> None:
     """As DDP does: the members that are left fail before the fault is verified."""
@@ -277,7 +297,9 @@ def test_a_replicate_that_fails_at_once_may_lack_the_proof(
     story.events = [event for event in story.events if event["kind"] != "fault_verified"]
     story.lose(1.5, "peer-1")
     story.finish(1.5 + left, [name for name in ALL if name != "peer-1"])
-    story.say(1.6 + left, "outcome", state=state, stop_reason="peer-0: Connection closed by peer")
+    why = {"completed": "rounds", "target": "target"}.get(state, "peer-0: Connection closed")
+    state = "completed" if state == "target" else state
+    story.say(1.6 + left, "outcome", state=state, stop_reason=why)
     assert result(story, "log_complete").ok is ok
 
 

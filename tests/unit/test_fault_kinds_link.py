@@ -41,6 +41,7 @@ class Agents:
         self.before: dict[str, Link] = {}
         self.cuts: dict[str, CutArgs] = {}
         self.flaps: dict[str, FlapState] = {}
+        self.dead: set[str] = set()
 
     async def use_tool(
         self, node: str, tool: Any, subject: str, verb: Verb, args: Any = None
@@ -49,6 +50,9 @@ class Agents:
         answer = getattr(self, tool.name)(node, verb, args)
         assert answer is None or isinstance(answer, tool.state)
         return answer
+
+    async def answers(self, node: str) -> bool:
+        return node not in self.dead
 
     def now(self, node: str) -> Link:
         return Link.model_validate(self.links[node])
@@ -162,6 +166,19 @@ def test_a_fault_is_proved_and_healed(kind: str, args: dict[str, Any]) -> None:
         await made.teardown(swarm)
         assert all(link == MADE for link in swarm.links.values())
         assert not swarm.cuts and not swarm.flaps
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(("kind", "args"), KINDS)
+def test_the_end_of_its_node_heals_a_fault(kind: str, args: dict[str, Any]) -> None:
+    async def go() -> None:
+        swarm = Agents()
+        made = fault(kind, **args)
+        await run(made, swarm)
+        swarm.dead.add("node-0")
+        await made.heal(swarm, made.planned.who)
+        await made.teardown(swarm)
 
     asyncio.run(go())
 

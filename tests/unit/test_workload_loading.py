@@ -109,7 +109,7 @@ def test_exactly_one_of_name_and_import_is_given(pair: tuple[str | None, str | N
         ("exiting:Tiny", "SystemExit: 3"),
         ("my_workloads:Half", "implements evaluate, train_loader"),
         ("my_workloads:other", "a LightningModule, a Workload subclass or a function"),
-        ("my_workloads:Nameless", "name, a string; target, a Target; data, 'real' or"),
+        ("my_workloads:Nameless", "name, a string; target, a Target or None; data, 'real' or"),
     ],
 )
 def test_an_import_that_fails_says_why(path: str, words: str) -> None:

@@ -57,6 +57,9 @@ class OwnedProcesses:
         """Add the present members and their sockets."""
         if not self.leader:
             return
+        recorded = self.processes.get(self.leader)
+        if recorded and started(self.leader) not in (None, recorded):
+            return  # another process has the leader's pid, and a group of its own
         self.processes.setdefault(self.leader, 0)  # it may be dead already
         members = group_of(self.leader)
         for pid in members:

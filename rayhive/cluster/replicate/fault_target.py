@@ -58,6 +58,7 @@ class SwarmTarget:
         self._ready: list[str] = []
         self._commands: set[asyncio.Task[None]] = set()
         self._starting: dict[str, asyncio.Task[None]] = {}
+        self._killing: dict[str, asyncio.Future[None]] = {}
 
     # -- events --------------------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ class SwarmTarget:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
         earlier = self._incarnations.get(peer, [])
         number = int(peer.removeprefix("peer-"))
-        at = self._place(peer) if earlier else self._swarm.reserved_node(number)
+        at = self._place(peer) if earlier else self._node(f"node-{number}")
         if node == OTHER_NODE:
             at = await self._other_node(at)
         elif node is not None:
@@ -268,7 +269,8 @@ class SwarmTarget:
 
     async def _other_node(self, at: str) -> str:
         alive = await asyncio.to_thread(raylets.alive)
-        others = {other for other in self._nodes.values() if other != at and other in alive}
+        usable = set(alive) - self._own_drains - {at}
+        others = usable & set(self._nodes.values())
         if not others:
             raise ClusterError("there is no other living node")
         busy = [self._swarm.node_of(self.incarnation(peer)) for peer in self.living()]
@@ -314,7 +316,10 @@ class SwarmTarget:
         for peer in self.peers_on(node):
             self.expect_loss(peer)
         self._starting.pop(node, None)
-        await asyncio.to_thread(raylets.kill, self._node(node))
+        # A thread goes on when the fault is cancelled; the node is started after its end.
+        killing = asyncio.ensure_future(asyncio.to_thread(raylets.kill, self._node(node)))
+        self._killing[node] = killing
+        await asyncio.shield(killing)
 
     async def start_node(self, node: str) -> None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
@@ -325,6 +330,8 @@ class SwarmTarget:
         await asyncio.shield(starting)
 
     async def _start_node(self, node: str) -> None:
+        if (killing := self._killing.pop(node, None)) is not None:
+            await asyncio.wait([killing])
         before = self._node(node)
         after = await asyncio.to_thread(raylets.start, before)
         self._moved[before] = after

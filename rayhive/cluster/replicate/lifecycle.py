@@ -296,7 +296,7 @@ class Replicate:
         if not over and nemesis is not None:
             over = await self._follow_faults(nemesis, ended, deadline)
         if nemesis is not None:
-            await nemesis.close()  # a peer that is stopped or cut off could not end
+            await nemesis.release()  # a peer that is stopped or cut off could not end
         await self._raise_trouble()
         reason = peer_table.first_finish()
         if waiter.stopped is None and over and reason == "rounds" and self._spec.trains_together:

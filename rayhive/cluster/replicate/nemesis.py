@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypedDict, TypeVar
 
 from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
@@ -62,7 +63,10 @@ class Nemesis:
             FAULTS.get(planned.kind)(planned) for planned in plan.faults
         ]
         self._fired: dict[str, float] = {}
-        self._verified: set[str] = set()
+        self._begun: set[str] = set()
+        self._proved: dict[str, bool] = {}
+        self._gone_for_good: set[str] = set()
+        self._began = self._closed = math.inf
         self._over: dict[str, float] = {}
         self._errors: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,7 +91,7 @@ class Nemesis:
 
     def start(self) -> None:
         """Start the tasks of the faults, at the start of training."""
-        began = time.monotonic()
+        began = self._began = time.monotonic()
         self._tasks = [asyncio.create_task(self._run(fault, began)) for fault in self._faults]
 
     def over(self) -> bool:
@@ -127,6 +131,7 @@ class Nemesis:
             who = self._who(fault)
             struck = self._target.incarnations_of(who)
             fired_at = time.time()
+            self._begun.add(planned.id)
             step = fault.inject(self._target, who)
             done = await (step if fault.in_training else _bounded(fault, step))
             if fault.in_training:  # the round of the act is known only now
@@ -148,8 +153,7 @@ class Nemesis:
             )
             phase = "verify"
             proof = await _bounded(fault, fault.verify(self._target, who))
-            if proof.ok:
-                self._verified.add(planned.id)
+            self._proved[planned.id] = proof.ok
             self._write(FaultVerified(fault=planned.id, ok=proof.ok, proof=proof.what))
             if planned.heal_after_s is None or not fault.heals:
                 return
@@ -168,7 +172,9 @@ class Nemesis:
         except Exception as error:
             self._failed(planned, phase, error)
         finally:
-            self._struck.pop(planned.id, None)
+            _, struck_peers = self._struck.pop(planned.id, (fault, set()))
+            if fault.removes_peers() and (planned.heal_after_s is None or not fault.heals):
+                self._gone_for_good |= struck_peers
             self._wake()
             self._over[planned.id] = time.monotonic()
             asyncio.get_running_loop().call_soon(self._on_over)  # when this task is done
@@ -193,12 +199,21 @@ class Nemesis:
         return {"slip_rounds": max(0, self._round - at.round)}
 
     async def _targets_train(self, fault: FaultKind) -> None:
-        """Wait until the fault's targets train and at most ``at_most`` peers are struck."""
+        """Wait until the fault's targets train and at most ``at_most`` peers are struck.
+
+        A fault that takes peers away waits for an earlier one that takes the same peers away until
+        that one is over. A fault of a node does not wait for peers that nobody will start again.
+        """
         while True:
             targets = set(self._targets(fault))
+            if fault.target_type == "node":
+                targets = targets - self._gone_for_good or targets
             train = fault.joins or all(map(self._target.trains, targets))
             if not set(DYNAMIC_ROLES).isdisjoint(fault.planned.who):
                 train = train and bool(self._target.training())
+            removed = [theirs for other, theirs in self._struck.values() if other.removes_peers()]
+            if fault.removes_peers() and not targets.isdisjoint(set().union(*removed)):
+                train = False
             if train and (self._at_most is None or self._few(fault, targets, self._at_most)):
                 self._struck[fault.planned.id] = fault, targets
                 return
@@ -222,8 +237,14 @@ class Nemesis:
         return few and targets.isdisjoint(down.union(*away))
 
     def _targets(self, fault: FaultKind) -> list[str]:
-        """Return the replicas that a fault strikes; a dynamic role is resolved when it fires."""
-        who = [name for name in fault.planned.who if name not in DYNAMIC_ROLES]
+        """Return the replicas that a fault would strike now; a role without a peer has none."""
+        target = self._target
+        resolved = bool(target.training())
+        who = [
+            target.role(name) if name in DYNAMIC_ROLES else name
+            for name in fault.planned.who
+            if resolved or name not in DYNAMIC_ROLES
+        ]
         peers = [name for name in who if name.startswith("peer-")]
         nodes = (
             [self._target.node_of(peer) for peer in peers] if fault.target_type == "node" else []
@@ -246,36 +267,58 @@ class Nemesis:
         self._errors[planned.id] = f"{phase}: {text}"
         self._write(FaultFailed(fault=planned.id, phase=phase, error=text))
 
-    async def close(self) -> None:
-        """Cancel the waiting faults, and have every fault remove its remains."""
+    async def release(self) -> None:
+        """Cancel the waiting faults, and have those that peers outlive remove their remains.
+
+        Nodes that are down stay so until :meth:`close`: to start one takes seconds, for which the
+        other peers would train on.
+        """
+        if self._closed == math.inf:
+            self._closed = time.monotonic()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for fault in reversed(self._set_up):
+        await self._tear_down([fault for fault in self._set_up if fault.effect != "gone"])
+
+    async def close(self) -> None:
+        """Cancel the waiting faults, and have every fault remove its remains."""
+        await self.release()
+        await self._tear_down(self._set_up)
+
+    async def _tear_down(self, faults: Iterable[FaultKind]) -> None:
+        for fault in reversed(list(faults)):
+            self._set_up.remove(fault)
             try:
                 await _bounded(fault, fault.teardown(self._target))
             except Exception as error:
                 self._failed(fault.planned, "teardown", error)
-        self._set_up = []
 
     def problem(self, at_target: bool = False) -> str | None:
         """Return why the replicate does not represent its scenario; None if it does.
 
         Args:
-            at_target: Whether the replicate ended because it reached its target, so that later
-                faults of the plan had nothing to strike.
+            at_target: Whether the replicate ended because it reached its target. Faults that were
+                due later, and proofs that its end cut off, are then no problem.
         """
         for fault in self._faults:
             planned = fault.planned
             if planned.id in self._errors:
                 return f"{_title(planned)} failed: {self._errors[planned.id]}"
             if planned.id not in self._fired:
-                if at_target:
+                if planned.id in self._begun:
+                    return f"{_title(planned)} was cut off by the end"
+                if at_target and not self._overdue(planned.at):
                     continue
                 return f"{_title(planned)} did not fire before the end"
-            if planned.id not in self._verified:
+            if not self._proved.get(planned.id, at_target):
                 return f"{_title(planned)} was not proved to have taken effect"
         return None
+
+    def _overdue(self, at: At) -> bool:
+        """Return whether a fault was due well before the end, and was held back."""
+        if at.round is not None and at.seconds is None:
+            return self._round > at.round
+        return at.seconds is not None and self._began + at.seconds + LATE_S < self._closed
 
 
 def _title(planned: PlannedFault) -> str:

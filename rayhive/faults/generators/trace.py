@@ -84,8 +84,9 @@ class Trace(Generator):
 
     def may_plan(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
         """Return the kind of the removals, and ``join`` if peers may be added."""
-        kinds = [self.trace.remove, *(["join"] if self.trace.scale == "start" else [])]
-        return [(kind, {}) for kind in kinds]
+        yield self.trace.remove, self.trace.args
+        if self.trace.scale == "start":
+            yield "join", {}
 
     def drafts(self, setting: Setting) -> Iterator[Draft]:
         """Yield removals and joins; removals with equal begin and end are one fault."""

@@ -49,7 +49,7 @@ class Flapping(FaultKind):
 
     async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Stop flapping, with the links up."""
-        states = await stop_each(self.tools, targets)
+        states = await stop_each(swarm, self.tools, targets)
         logs = {node: state.phases if state else () for node, state in states.items()}
         return {"times_down": {n: sum(p.phase == "down" for p in log) for n, log in logs.items()}}
 

@@ -74,7 +74,7 @@ class Partition(FaultKind):
 
     async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Mend the cuts."""
-        states = await stop_each(self.tools, targets)
+        states = await stop_each(swarm, self.tools, targets)
         dropped = {node: state.dropped if state else 0 for node, state in states.items()}
         return {"dropped_packets": dropped}
 
