@@ -106,8 +106,10 @@ class TensorParts:
         self.failed_size = 0
         self.num_parts_by_peer = tuple(len(parts) for parts in partition)
         self._partition, self._infos, self._alpha = partition, infos, alpha
-        self._flat = [tensor.detach().view(-1) for tensor in tensors]
-        self._owed = None if owed is None else [tensor.view(-1) for tensor in owed]
+        # Views, or copies of what has no flat view, such as weights in channels_last.
+        self._flat = [tensor.detach().reshape(-1) for tensor in tensors]
+        self._owed = None if owed is None else [tensor.reshape(-1) for tensor in owed]
+        self._owing = owed
         self._weight, self._lock = weight, threading.Lock()
         self._registered = [0] * len(partition)
         self._missing = [tensor.numel() for tensor in tensors]
@@ -233,10 +235,10 @@ class TensorParts:
         for segments in self._partition[peer][self._registered[peer] :]:
             self.failed_size += sum(map(len, segments))
             with self._lock:
-                self._done(peer, segments)
                 if self._owed is not None:
                     for each in segments:
                         self._owed[each.tensor][each.start : each.stop] = 0.0
+                self._done(peer, segments)
 
     def _done(self, peer: int, segments: Sequence[Segment]) -> None:
         self._registered[peer] += 1
@@ -256,7 +258,16 @@ class TensorParts:
                 await self._changed.wait()
                 if self._finished:
                     raise AllreduceException("the all-reduce ended before all parts were averaged")
+            self._put_back(self.local_tensors[tensor], flat)
+            if self._owing is not None and self._owed is not None:
+                self._put_back(self._owing[tensor], self._owed[tensor])
             yield flat.view(self.local_tensors[tensor].shape)
+
+    @staticmethod
+    @torch.no_grad()
+    def _put_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
+        if not tensor.is_contiguous():
+            tensor.copy_(flat.view(tensor.shape))
 
     def finalize(self) -> None:
         """End the iteration; averages that come later are ignored."""

@@ -370,8 +370,8 @@ class GradientRounds:
             with self.averager.get_tensors() as averaged:
                 parameters = optimized_parameters(self.peer.state_averager)
                 for parameter, gradient in zip(parameters, averaged, strict=True):
-                    if parameter.grad is None:
-                        parameter.grad = gradient.clone()
+                    if parameter.grad is None:  # on the device of the parameter
+                        parameter.grad = torch.empty_like(parameter).copy_(gradient)
                     else:
                         parameter.grad.copy_(gradient, non_blocking=True)
         self.averager.notify_used_averaged_gradients()

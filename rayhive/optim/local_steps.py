@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import hivemind
 import torch
@@ -27,6 +27,19 @@ from rayhive.averaging.gradient_averager import RayhiveGradientAverager
 from rayhive.compression.fragments import split
 from rayhive.optim import gossip
 from rayhive.optim.local_rule import FragmentSGD, LocalStepsRule
+
+
+class _Work(NamedTuple):
+    """Samples and inner steps behind a progress."""
+
+    samples: int = 0
+    steps: int = 0
+
+    def plus(self, other: _Work) -> _Work:
+        return _Work(self.samples + other.samples, self.steps + other.steps)
+
+    def less(self, other: _Work) -> _Work:
+        return _Work(self.samples - other.samples, self.steps - other.steps)
 
 
 @dataclass
@@ -46,7 +59,6 @@ class LocalSteps:
         averager: Averager of pseudo-gradients. Its count of samples is that of the round.
         delayed: Whether the peer goes on before the outer optimizer has stepped.
         outer: The outer optimizer, if it steps one fragment in a round.
-        samples: Samples of the last round that began.
     """
 
     rule: LocalStepsRule
@@ -55,16 +67,17 @@ class LocalSteps:
     averager: RayhiveGradientAverager
     delayed: bool
     outer: FragmentSGD | None = None
-    samples: int = 0
     _members: Sequence[Sequence[int]] = field(init=False)
     _start: list[torch.Tensor] = field(init=False)
     #: Parameters of the running round when its pseudo-gradient was taken, by index; the parameters
     #: themselves, not copies, if the peer waits for the round.
     _taken: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
-    _taken_samples: int = field(default=0, init=False)
+    _taken_work: _Work = field(default=_Work(), init=False)
     _fragment: int = field(default=0, init=False)
-    #: Samples of earlier rounds whose progress no round has used, by fragment.
-    _carried: list[int] = field(init=False)
+    #: Work of earlier rounds whose progress no round has used, by fragment.
+    _carried: list[_Work] = field(init=False)
+    #: Work since the round before.
+    _work: _Work = field(default=_Work(), init=False)
     #: Local parameters while the module has the outer ones.
     _own: list[torch.Tensor] | None = field(default=None, init=False)
 
@@ -97,7 +110,12 @@ class LocalSteps:
     def __post_init__(self) -> None:
         self._start = [each.detach().clone() for each in self.parameters]
         self._members = split([each.numel() for each in self.parameters], self.rule.fragments)
-        self._carried = [0 for _ in self._members]
+        self._carried = [_Work() for _ in self._members]
+
+    @property
+    def samples(self) -> int:
+        """Samples of the last round that began."""
+        return self._work.samples
 
     # -- batches -----------------------------------------------------------------------------------
 
@@ -118,12 +136,13 @@ class LocalSteps:
         Args:
             round_: The round that begins.
         """
-        self.samples, self._fragment = self.averager.local_samples_accumulated, self._of(round_)
-        self._carried = [carried + self.samples for carried in self._carried]
-        self._taken_samples, self._carried[self._fragment] = self._carried[self._fragment], 0
+        averager, self._fragment = self.averager, self._of(round_)
+        self._work = _Work(averager.local_samples_accumulated, averager.local_times_accumulated)
+        self._carried = [carried.plus(self._work) for carried in self._carried]
+        self._taken_work, self._carried[self._fragment] = self._carried[self._fragment], _Work()
         members = set(self._members[self._fragment])
         if self.rule.pairs:
-            self.averager.set_accumulated(*gossip.sent(self.parameters, self._taken_samples))
+            self.averager.set_accumulated(*gossip.sent(self.parameters, self._taken_work.samples))
         else:
             progress = (
                 start - local if index in members else torch.zeros_like(local)
@@ -131,8 +150,7 @@ class LocalSteps:
                     zip(self._start, self.parameters, strict=True)
                 )
             )
-            steps = self.averager.local_times_accumulated
-            self.averager.set_accumulated(progress, self._taken_samples, steps)
+            self.averager.set_accumulated(progress, *self._taken_work)
         self._taken = {
             index: self.parameters[index].detach().clone()
             if self.delayed
@@ -152,7 +170,7 @@ class LocalSteps:
         since = 0 if self._waits(taken) else self.averager.local_samples_accumulated
         for fragment, members in enumerate(self._members):
             mixed = self.rule.mixing is not None  # a part of used progress stays
-            kept = mixed or since + self._carried[fragment] > 0
+            kept = mixed or since + self._carried[fragment].samples > 0
             for index in members:
                 local, start, new = self.parameters[index], self._start[index], outer[index]
                 origin = taken.get(index, start)
@@ -180,14 +198,15 @@ class LocalSteps:
     def put_back(self) -> None:
         """Undo :meth:`take`, because other peers have averaged the round without this one."""
         self._taken = {}
-        before = [carried - self.samples for carried in self._carried]
-        before[self._fragment] = self._taken_samples - self.samples
-        self._carried, self.averager.local_samples_accumulated = before, self.samples
+        before = [carried.less(self._work) for carried in self._carried]
+        before[self._fragment] = self._taken_work.less(self._work)
+        self._carried, self.averager.local_samples_accumulated = before, self._work.samples
+        self.averager.local_times_accumulated = self._work.steps
 
     def keep(self) -> None:
         """Keep the progress that a skipped round has taken, for the next round."""
         if self._taken and self._finite:
-            self._taken, self._carried[self._fragment] = {}, self._taken_samples
+            self._taken, self._carried[self._fragment] = {}, self._taken_work
 
     def end_round(self, skipped: bool) -> None:
         """Go on with the next round.
@@ -202,7 +221,7 @@ class LocalSteps:
 
     def drop(self) -> None:
         """Return to the outer parameters, without the progress that is in no round yet."""
-        self._carried = [0 for _ in self._members]
+        self._carried = [_Work() for _ in self._members]
         self._return(range(len(self.parameters)))
 
     @torch.no_grad()

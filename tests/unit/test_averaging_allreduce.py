@@ -48,6 +48,57 @@ def test_all_members_get_the_same_average_to_the_bit(peers: int, codec: str) -> 
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("peers", [1, 2, 3])
+@pytest.mark.parametrize("codec", ["none", "uniform8"])
+def test_tensors_that_are_not_contiguous_are_averaged_in_place(peers: int, codec: str) -> None:
+    """Such as convolutions in ``channels_last``, and transposed parameters."""
+
+    def strided(index: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        weights = torch.randn(8, 3, 5, 5, generator=generator)
+        return [
+            weights.to(memory_format=torch.channels_last),
+            torch.randn(40, 60, generator=generator).t(),
+            torch.randn(7, generator=generator),
+        ]
+
+    async def body() -> None:
+        tensors = [strided(index) for index in range(peers)]
+        mean = [torch.stack(column).mean(0) for column in zip(*tensors, strict=True)]
+        runners = loopback(peers, codec, tensors=tensors)
+        flat = loopback(peers, codec, tensors=[[x.contiguous() for x in each] for each in tensors])
+        averages = await average(runners)
+        wanted = await average(flat)
+        for own, got, same in zip(tensors, averages, wanted, strict=True):
+            assert not own[0].is_contiguous() and not own[1].is_contiguous()
+            for tensor, value, other, exact in zip(own, got, same, mean, strict=True):
+                assert torch.equal(tensor, value) and torch.equal(value, other)
+                assert float((tensor - exact).norm()) < 0.05 * float(exact.norm())
+
+    asyncio.run(body())
+
+
+def test_what_is_owed_of_tensors_that_are_not_contiguous_is_kept() -> None:
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(40, 60, generator=generator)
+
+    async def debt(tensor: torch.Tensor) -> torch.Tensor:
+        (runner,) = loopback(1, "uniform8", tensors=[[tensor]])
+        made, owed = runner.tensor_part_container, torch.zeros_like(tensor)
+        parts = type(made)(
+            [tensor], made._partition, compression=made.compression, infos=made._infos, owed=[owed]
+        )
+        for index in range(parts.num_parts_by_peer[0]):
+            value = parts.part(0, index).clone()
+            parts.sent(0, index)
+            parts.register_processed_part(0, index, value)
+        assert len([each async for each in parts.iterate_output_tensors()]) == 1
+        return owed
+
+    debts = [asyncio.run(debt(each)) for each in (values.t(), values.t().contiguous())]
+    assert debts[0].any() and torch.equal(*debts)
+
+
 @pytest.mark.parametrize("peers", [2, 3, 5])
 @pytest.mark.parametrize("codec", ["none", "float16", "uniform8", "scaled_float16"])
 def test_a_group_sends_its_payload_there_and_back(peers: int, codec: str) -> None:

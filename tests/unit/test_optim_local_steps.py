@@ -151,6 +151,30 @@ def test_fragments_take_turns_and_keep_their_own_progress(delayed: bool) -> None
     assert (peer.sent, peer.averager.weight, peer.local.samples) == ([0.0, 6.0], 48, 0)
 
 
+def test_the_steps_of_a_progress_are_all_since_its_last_average() -> None:
+    """So that a norm by step is that of the steps that made the progress."""
+    peer = TwoFragments()
+    peer.batches(2)
+    peer.local.take(2)
+    assert peer.averager.steps == 2
+    peer.change_outer(0, 0.0)
+    peer.batches(3)
+    peer.local.take(3)
+    assert peer.averager.steps == 5  # of the other fragment, since the start
+    peer.local.keep()
+    peer.local.end_round(skipped=True)
+    peer.batches(1)
+    peer.local.take(5)
+    assert peer.averager.steps == 6
+    peer.local.put_back()
+    assert (peer.averager.local_samples_accumulated, peer.averager.local_times_accumulated) == (
+        8,
+        1,
+    )
+    peer.local.take(5)
+    assert (peer.averager.steps, peer.averager.weight) == (6, 48)
+
+
 def test_a_fragment_is_mixed_with_its_average() -> None:
     peer = TwoFragments(delayed=True, mixing=0.25)
     peer.batches(2)
