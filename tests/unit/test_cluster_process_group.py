@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from rayhive.cluster.node import capabilities, process_group
@@ -128,6 +130,34 @@ def test_broken_records_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / f"a{process_group.RECORD_SUFFIX}").write_text("{")
     (tmp_path / f"b{process_group.RECORD_SUFFIX}").write_text("{}")
     assert list(process_group.records(tmp_path)) == []
+
+
+def test_a_folder_that_vanishes_hides_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a peer that ends while another one is looked for."""
+    for name in ("gone", "there"):
+        (tmp_path / name).mkdir()
+        OwnedProcesses(1).save(tmp_path / name / f"x{process_group.RECORD_SUFFIX}")
+    scandir = os.scandir
+
+    def racing(path: Any) -> Any:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", racing)
+    assert [path.parent.name for path, _ in process_group.records(tmp_path)] == ["there"]
+
+
+def test_a_process_that_is_ending_has_no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanished(self: Any, kind: str) -> Any:
+        raise FileNotFoundError("/proc/1/net/unix")
+
+    monkeypatch.setattr(psutil.Process, "net_connections", vanished)
+    owned = OwnedProcesses(os.getpid())
+    owned.note()
+    assert os.getpid() in owned.processes and owned.sockets == set()
 
 
 def test_only_directories_of_dead_owners_are_orphaned(tmp_path: Path) -> None:

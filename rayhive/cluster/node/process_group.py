@@ -186,14 +186,16 @@ def _sockets_of(pids: Iterable[int]) -> set[str]:
     """Return the paths of hivemind's unix sockets in these processes."""
     found: set[str] = set()
     for pid in pids:
-        with contextlib.suppress(psutil.Error):
+        # of a process that is ending, /proc may lack a file before it lacks the process
+        with contextlib.suppress(psutil.Error, OSError):
             found.update(str(each.laddr) for each in psutil.Process(pid).net_connections("unix"))
     return {path for path in found if Path(path).name.startswith("hivemind-")}
 
 
 def records(directory: Path) -> Iterator[tuple[Path, OwnedProcesses]]:
-    """Yield the records below ``directory``; unreadable files are skipped."""
-    for path in sorted(directory.rglob(f"*{RECORD_SUFFIX}")):
+    """Yield the records below ``directory``; unreadable files, and what vanishes, are skipped."""
+    found = (Path(at, name) for at, _, names in os.walk(directory) for name in names)
+    for path in sorted(path for path in found if path.name.endswith(RECORD_SUFFIX)):
         with contextlib.suppress(OSError, ValueError, KeyError):
             yield path, OwnedProcesses.load(path)
 
