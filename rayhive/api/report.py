@@ -38,7 +38,8 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 
     place = local_folder(folder)
     path = Path(out) if out is not None else place / write.REPORT
-    check_writable(path, "--out")
+    if out is not None:
+        check_writable(path, "--out")
     write.write_report(place, path)
     return path
 

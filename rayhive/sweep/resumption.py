@@ -46,15 +46,10 @@ def differences(before: SweepConfig, now: SweepConfig, run: Path) -> Iterator[Pr
         at_least = "at least " if key in (*MAY_GROW, "scenarios") else ""
         held = f"{at_least}{was!r}, as in the run that {run} holds ({_RULE})"
         yield Problem(key, value, held + _entries(was, value))
-    # Values in the storage have the order of the objectives, peers that of the classes.
-    for key, ours, theirs in (
-        ("objectives", before.objectives, now.objectives),
-        ("swarm.node_classes", before.swarm.node_classes, now.swarm.node_classes),
-    ):
-        names, given = list(ours or ()), list(theirs or ())
-        if names != given and sorted(names) == sorted(given):
-            order = f"in the order {', '.join(names)}, as in the run that {run} holds ({_RULE})"
-            yield Problem(key, ", ".join(given), order)
+    ours, theirs = list(before.swarm.node_classes or ()), list(now.swarm.node_classes or ())
+    if ours != theirs and sorted(ours) == sorted(theirs):  # peers follow the order of the classes
+        order = f"in the order {', '.join(ours)}, as in the run that {run} holds ({_RULE})"
+        yield Problem("swarm.node_classes", ", ".join(theirs), order)
 
 
 def _grows(key: str, was: Any, now: Any) -> bool:

@@ -96,7 +96,7 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
 
     Raises:
         ConfigError: The storage cannot be opened, or its study of that name belongs to another
-            run folder.
+            run folder, or has its objectives in another order.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = config.storage
@@ -113,8 +113,10 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
         if owner is None and not trials:
             study.set_user_attr(RUN_ATTRIBUTE, run)
             owner = run
-        if url is None or owner == run:
-            _set_names(study, list(config.objectives))
+        names, known = list(config.objectives), study.metric_names or []
+        swapped = bool(trials) and known != names and sorted(known) == sorted(names)
+        if (url is None or owner == run) and not swapped:
+            _set_names(study, names)
     except (
         SQLAlchemyError,
         OSError,
@@ -132,6 +134,9 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
             "choose another name, or continue in the folder that it was started in"
         )
         raise ConfigError(Problem("storage", url, allowed))
+    if swapped:  # the values of its trials have the order of the names
+        allowed = f"in the order {', '.join(known)}, as in the study of the storage"
+        raise ConfigError(Problem("objectives", ", ".join(names), allowed))
     return study
 
 

@@ -52,6 +52,9 @@ class FaultTarget:
             toolbox = Toolbox(runs, link_of(testbed, node.index))
             self._toolboxes[f"node-{node.index}"] = toolbox
 
+    async def answers(self, node: str) -> bool:
+        return node in self._toolboxes
+
     async def use_tool(
         self, node: str, tool: Any, subject: str, verb: Verb, args: Any = None
     ) -> Any:

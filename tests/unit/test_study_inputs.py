@@ -18,7 +18,7 @@ from rayhive.spec import SweepConfig, WorkloadConfig
 from rayhive.sweep.provenance import _data_digests
 from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.resumption import differences
-from rayhive.sweep.storage import check_storage
+from rayhive.sweep.storage import check_storage, open_study
 from rayhive.workloads.loading import load_workload
 from tests.fixtures.logs import Log, write_run
 from tests.unit.sweep_fakes import SHAPES
@@ -38,22 +38,28 @@ def config(**fields: Any) -> SweepConfig:
 # -- order of what is listed -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["objectives", "swarm.node_classes"])
-def test_an_order_that_has_a_meaning_is_kept_when_a_study_is_resumed(key: str) -> None:
-    def study(names: Mapping[str, Any]) -> SweepConfig:
-        swarm = {**BASE["swarm"], "node_classes": names} if "." in key else BASE["swarm"]
-        objectives = {} if "." in key else {"objectives": names}
-        return config(swarm=swarm, **objectives)
+def test_the_order_of_node_classes_is_kept_when_a_study_is_resumed() -> None:
+    classes = {"fast": {"count": 1}, "slow": {"count": 1, "preemptible": True}}
 
-    values = (
-        {"fast": {"count": 1}, "slow": {"count": 1, "preemptible": True}}
-        if "." in key
-        else {"time_to_target_s": "minimize", "samples_per_s": "maximize"}
-    )
-    before, now = study(values), study(dict(reversed(values.items())))
+    def study(names: Mapping[str, Any]) -> SweepConfig:
+        return config(swarm={**BASE["swarm"], "node_classes": names})
+
+    before, now = study(classes), study(dict(reversed(classes.items())))
     assert not list(differences(before, before, Path("run")))
     (problem,) = differences(before, now, Path("run"))
-    assert problem.key == key and f"in the order {', '.join(values)}" in str(problem)
+    assert problem.key == "swarm.node_classes" and "in the order fast, slow" in str(problem)
+
+
+def test_the_order_of_objectives_is_that_of_the_values_in_the_storage(tmp_path: Path) -> None:
+    names = {"time_to_target_s": "minimize", "samples_per_s": "maximize"}
+    first, swapped = config(objectives=names), config(objectives=dict(reversed(names.items())))
+    open_study(first, tmp_path, "run")
+    open_study(swapped, tmp_path, "run")  # nothing was told yet
+    study = open_study(first, tmp_path, "run")
+    study.tell(study.ask(), [10.0, 500.0])
+    with pytest.raises(ConfigError, match=r"in the order time_to_target_s, samples_per_s"):
+        open_study(swapped, tmp_path, "run")
+    assert open_study(first, tmp_path, "run").metric_names == list(names)
 
 
 # -- rounds and the budget ---------------------------------------------------------------------
