@@ -160,6 +160,8 @@ class BaselineTraining(Callback):
     ) -> None:
         """Note the loss; after a round, report it, evaluate if it is time, and agree on the end."""
         loss = batch_loss(outputs)
+        if loss is not None:  # Lightning has divided it for the sum over the batches of a round
+            loss *= trainer.accumulate_grad_batches
         self._batches.end_batch(loss)
         before, self._round = self._round, self._member.rounds(trainer)
         loaded = self._member.loaded_state()

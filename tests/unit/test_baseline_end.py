@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,8 +38,8 @@ class Poison(Callback):
                 next(pl_module.parameters()).view(-1)[0] = torch.inf
 
 
-def last_event(seed: int = 7, poisoned: int | None = None) -> Event:
-    """Return the last event of a peer that trains alone for some rounds of two batches."""
+def events_of(seed: int = 7, poisoned: int | None = None) -> list[Event]:
+    """Return the events of a peer that trains alone for some rounds of two batches."""
     spec = PeerSpec.model_validate(
         {
             "run_id": "end",
@@ -67,7 +68,7 @@ def last_event(seed: int = 7, poisoned: int | None = None) -> Event:
     if poisoned is not None:
         trainer.callbacks.append(Poison(poisoned))  # type: ignore[attr-defined]
     fit.run(trainer)
-    return emitted[-1]
+    return emitted
 
 
 @pytest.mark.parametrize(
@@ -76,10 +77,15 @@ def last_event(seed: int = 7, poisoned: int | None = None) -> Event:
 def test_a_divergence_in_the_last_round_is_one(
     poisoned: int | None, reason: str, round: int
 ) -> None:
-    event: Any = last_event(poisoned=poisoned)
+    event: Any = events_of(poisoned=poisoned)[-1]
     assert (event.kind, event.reason, event.round) == ("peer_finished", reason, round)
 
 
 def test_a_large_seed_trains() -> None:
-    event: Any = last_event(seed=2**63 - 1)
+    event: Any = events_of(seed=2**63 - 1)[-1]
     assert event.reason == "rounds"
+
+
+def test_the_loss_of_a_round_is_the_mean_over_its_batches() -> None:
+    first = next(event for event in events_of() if event.kind == "round")
+    assert first["loss"] == pytest.approx(math.log(10), abs=0.2)  # of ten digits, by chance
