@@ -28,6 +28,8 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 86
 #: Characters of a proof or a reason that are shown.
 SHOWN = 90
+#: Delay of a fault from which it is told [s].
+ON_TIME_S = 0.05
 #: Reaction of a peer whose gradients could not be averaged.
 _CHOICES = {"local": "applies its own gradients in", "skip": "skips"}
 
@@ -181,7 +183,9 @@ def event_text(event: events.Event) -> str | None:
 def _slip(event: events.FaultFired) -> str:
     if event.slip_rounds is not None:
         return f", {event.slip_rounds:g} rounds late"
-    return "" if event.slip_s is None else f", {event.slip_s:.2f} s late"
+    if event.slip_s is None or event.slip_s < ON_TIME_S:
+        return ""
+    return f", {event.slip_s:.2f} s late"
 
 
 def shortened(value: Any) -> str:

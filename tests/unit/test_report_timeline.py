@@ -39,7 +39,7 @@ def test_the_text_has_the_faults_their_proofs_and_times(tmp_path: Path) -> None:
     assert lines[0] == "story, seed 0, none, 3 peers: completed after 13.0 s (rounds)"
     story = [line for line in lines if re.match(r" +[\d.]+ s  ", line)]
     assert story == [
-        "    4.50 s  f0 kill on peer-1 fires, 0.00 s late",
+        "    4.50 s  f0 kill on peer-1 fires",
         "    4.60 s  f0 verified: pids gone",
         "    4.60 s  peer-1 lost: killed by signal 9",
         "    5.00 s  peer-1.1 started by f0",

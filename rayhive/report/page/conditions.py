@@ -65,7 +65,8 @@ def _nodes(run: RunData) -> str:
     spot = [name for name, each in classes.items() if each.preemptible]
     if not spot:
         return f"links: {link}" if link else ""
-    which = "preemptible" if len(spot) == len(classes) else f"preemptible: {', '.join(spot)}"
+    every = "preemptible" if len(classes) == 1 else "all preemptible"
+    which = every if len(spot) == len(classes) else f"preemptible: {', '.join(spot)}"
     return f"links: {link} ({which})" if link else f"nodes: {which}"
 
 

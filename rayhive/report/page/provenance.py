@@ -12,7 +12,7 @@ from typing import Any
 from rayhive.columns import Row, group_columns
 from rayhive.errors import without_secrets
 from rayhive.metrics.folds import Reduced
-from rayhive.metrics.rows import place_of
+from rayhive.metrics.rows import NO_FAULTS, place_of
 from rayhive.report.numbers import with_times_signs
 from rayhive.report.page.run_data import RunData
 
@@ -87,7 +87,8 @@ def _commands(run: RunData, has_study: bool) -> Iterator[tuple[str, str]]:
     if row is not None:
         trial = [folder, place_of(row).parts[1], "--replicate", str(row["replicate"])]
         scenario = ["--scenario", str(row["scenario"])]
-        words = "one replicate again, with its faults"
+        faulted = row["scenario"] != NO_FAULTS
+        words = "one replicate again" + (", with its faults" if faulted else "")
         yield words, shlex.join(["rayhive", "replay", *trial, *scenario])
     yield "this report", shlex.join(["rayhive", "report", folder])
 
