@@ -122,7 +122,7 @@ def test_the_faults_of_a_scenario_are_drawn_over_its_throughput(faulted: Page) -
     assert "story, none, seed 0: completed after 13 s" in words
     assert "kill on peer-1" in words and "verified" in words and "1.30 s" in words
     assert "peer-1.1 starts because of f0" in words
-    assert "4.50 s f0 kill on peer-1 fires, 0.00 s late" in words
+    assert "4.50 s f0 kill on peer-1 fires" in words
     summary = faulted.words("recommendation")
     assert "No recommendation" in summary and "none · scenario story" in summary
     charts = [
