@@ -37,11 +37,19 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     from rayhive.report.page import write
 
     place = local_folder(folder)
-    path = Path(out) if out is not None else place / write.REPORT
-    if out is not None:
-        check_writable(path, "--out")
+    path = _file(place, out)
     write.write_report(place, path)
     return path
+
+
+def _file(folder: Path, out: str | Path | None) -> Path:
+    """Return the file of a report; refuse one that cannot be written."""
+    from rayhive.report.page import write
+
+    if out is None:
+        return folder / write.REPORT
+    check_writable(Path(out), "--out")
+    return Path(out)
 
 
 def watch_report(
@@ -73,9 +81,7 @@ def watch_report(
     """
     from rayhive.report.page import write
 
-    path = Path(out) if out is not None else Path(folder) / write.REPORT
-    if out is not None:
-        check_writable(path, "--out")
+    path = _file(Path(folder), out)
     run, seen, rest = RunFolder(folder), None, 0.0
     try:
         while run.is_running:

@@ -106,7 +106,7 @@ class TensorParts:
         self.failed_size = 0
         self.num_parts_by_peer = tuple(len(parts) for parts in partition)
         self._partition, self._infos, self._alpha = partition, infos, alpha
-        # Views, or copies of what has no flat view, such as weights in channels_last.
+        # Views; copies of tensors that are not contiguous, such as weights in channels_last.
         self._flat = [tensor.detach().reshape(-1) for tensor in tensors]
         self._owed = None if owed is None else [tensor.reshape(-1) for tensor in owed]
         self._owing = owed

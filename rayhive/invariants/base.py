@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from rayhive.events import APART
+from rayhive.registry import FAULTS
 from rayhive.timeline import FaultWindow, Timeline
 
 #: Time after a fault or a heal in which peers may not have found each other yet [s].
@@ -29,6 +30,11 @@ class Invariant(ABC):
     @abstractmethod
     def check(self, log: Timeline) -> list[str]:
         """Return the violations in a replicate, one text each, and count the checks."""
+
+
+def joins(fault: FaultWindow) -> bool:
+    """Return whether a fault started its targets."""
+    return fault.kind in FAULTS and FAULTS.get(fault.kind).joins
 
 
 def settled(fault: FaultWindow) -> float:

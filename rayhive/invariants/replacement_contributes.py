@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rayhive.events import GROUPED, Round
-from rayhive.invariants.base import Invariant
-from rayhive.registry import FAULTS
-from rayhive.timeline import FaultWindow, Timeline
+from rayhive.invariants.base import Invariant, joins
+from rayhive.timeline import Timeline
 
 #: Time limit for the first contribution, from the start of the process [s].
 GRACE_S = 20.0
@@ -36,8 +35,3 @@ class ReplacementContributes(Invariant):
                 self.checked += 1
                 wrong.append(f"{name}: in no average with other peers in {lived:.1f} s")
         return wrong
-
-
-def joins(fault: FaultWindow) -> bool:
-    """Return whether a fault started its targets."""
-    return fault.kind in FAULTS and FAULTS.get(fault.kind).joins

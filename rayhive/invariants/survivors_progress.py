@@ -9,8 +9,7 @@ from itertools import accumulate, pairwise
 from statistics import median
 
 from rayhive.events import TrainingStarted, Transition
-from rayhive.invariants.base import Invariant
-from rayhive.invariants.replacement_contributes import joins
+from rayhive.invariants.base import Invariant, joins
 from rayhive.timeline import Timeline
 
 #: Number of median rounds that the bound allows on top of one averaging.

@@ -159,9 +159,7 @@ class BaselineTraining(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note the loss; after a round, report it, evaluate if it is time, and agree on the end."""
-        loss = batch_loss(outputs)
-        if loss is not None:  # Lightning has divided it for the sum over the batches of a round
-            loss *= trainer.accumulate_grad_batches
+        loss = batch_loss(trainer, outputs)
         self._batches.end_batch(loss)
         before, self._round = self._round, self._member.rounds(trainer)
         loaded = self._member.loaded_state()

@@ -103,7 +103,7 @@ class PeerTraining(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note the loss; after a round, evaluate if it is time; stop if there is a reason."""
-        self._stop(trainer, self.monitor.after_batch(trainer, batch_loss(outputs)))
+        self._stop(trainer, self.monitor.after_batch(trainer, batch_loss(trainer, outputs)))
         before, self._round = self._round, swarm_optimizer(trainer).local_epoch
         if self._round != before:
             every = self.spec.evaluate_every_rounds
@@ -159,7 +159,12 @@ def swarm_optimizer(trainer: Trainer) -> Any:
     return trainer.strategy.optimizer  # type: ignore[attr-defined]
 
 
-def batch_loss(outputs: Any) -> float | None:
-    """Return the loss of a batch from the output of a training step, if there is one."""
+def batch_loss(trainer: Trainer, outputs: Any) -> float | None:
+    """Return the loss of a batch from the output of a training step, if there is one.
+
+    Lightning divides it by the batches whose gradients it accumulates.
+    """
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-    return float(loss.detach()) if isinstance(loss, torch.Tensor) else None
+    if not isinstance(loss, torch.Tensor):
+        return None
+    return float(loss.detach()) * trainer.accumulate_grad_batches

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rayhive.columns import Column, Row, find_column
 from rayhive.errors import ConfigError, Problem, unknown
@@ -88,7 +88,7 @@ class Comparisons:
     Attributes:
         names: The folders.
         rows: The comparisons, in the order of the first run.
-        notes: What differs between the runs, and what was left out.
+        notes: Differences between the runs, and replicates that were left out.
     """
 
     names: tuple[str, str]
@@ -176,7 +176,7 @@ def _compared(
     paired = bool(common)
     if paired:
         rows = [[side[seed] for seed in common] for side in seeds]
-    values, missed, note = _values(column, rows, paired)
+    values, note, missed = _values(column, rows, paired)
     if not any(values):
         return None
     log = isinstance(column.fold, (Mean, RestrictedMean)) and column.fold.log
@@ -215,28 +215,36 @@ def _exp(value: float) -> float | None:
     return math.exp(value) if value < MAX_LOG else None
 
 
-def _values(
-    column: Column, rows: Sequence[Sequence[Row]], paired: bool
-) -> tuple[list[list[float]], list[int], str]:
-    """Return the values of both runs, pair by pair where they are paired.
+class _Values(NamedTuple):
+    """Values of both runs, pair by pair where they are paired.
 
-    Also returned: how many values of each run are censored times, and a remark.
+    Attributes:
+        sides: The values of each run.
+        note: Remark on how they were obtained.
+        missed: How many of each run are censored times.
     """
+
+    sides: list[list[float]]
+    note: str = ""
+    missed: tuple[int, int] = (0, 0)
+
+
+def _values(column: Column, rows: Sequence[Sequence[Row]], paired: bool) -> _Values:
     name, fold = column.name, column.fold
-    nothing: list[list[float]] = [[], []]
     if isinstance(fold, RestrictedMean):
         times = [event_times(run, name, fold.limit) for run in rows]
         if times[0] is None or times[1] is None:
-            return nothing, [0, 0], "the time for which a replicate was observed is not known"
+            note = "the time for which a replicate was observed is not known"
+            return _Values([[], []], note)
         both = [*times[0], *times[1]]
         cut = restriction(both)
         if all(time.censored for time in both):
-            return nothing, [0, 0], "no replicate reached it"
-        missed = [sum(time.censored for time in run) for run in (times[0], times[1])]
+            return _Values([[], []], "no replicate reached it")
+        ours, theirs = (sum(time.censored for time in run) for run in (times[0], times[1]))
         unit = f" {column.unit}" if column.unit else ""
-        note = f"values cut at {cut:.4g}{unit}: {sum(missed)} of {len(both)} missed it"
-        cut_values = [restricted(run, cut) for run in (times[0], times[1])]
-        return cut_values, missed, note if any(missed) else ""
+        note = f"values cut at {cut:.4g}{unit}: {ours + theirs} of {len(both)} missed it"
+        sides = [restricted(run, cut) for run in (times[0], times[1])]
+        return _Values(sides, note if ours + theirs else "", (ours, theirs))
     found = [[_number(row, name) for row in run] for run in rows]
     if paired:
         whole = [pair for pair in zip(*found, strict=True) if None not in pair]
@@ -246,9 +254,9 @@ def _values(
         left = len(found[0]) - len(whole)
         if any(value is not None for side in found for value in side):
             note = f"{count_text(left, 'pair')} without a value left out" if left else ""
-            return sides or nothing, [0, 0], note
-        return nothing, [0, 0], ""
-    return [[value for value in side if value is not None] for side in found], [0, 0], ""
+            return _Values(sides or [[], []], note)
+        return _Values([[], []])
+    return _Values([[value for value in side if value is not None] for side in found])
 
 
 def _number(row: Row, name: str) -> float | None:

@@ -75,7 +75,7 @@ class Difference:
 
 
 def versus_problems(results: Results, versus: str, columns: Sequence[str]) -> Iterator[Problem]:
-    """Yield what is wrong with the name of a baseline and of the columns to compare."""
+    """Yield the mistakes in the name of a baseline and in the columns to compare."""
     labels = list(dict.fromkeys(name for row in results.folded for name in _names(row)))
     if versus not in (FIRST, *labels):
         yield unknown("--versus", versus, [FIRST, *labels])

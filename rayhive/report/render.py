@@ -60,10 +60,11 @@ def results_text(
     try:
         results = source if isinstance(source, Results) else load_results(source)
     except ConfigError as error:
-        problems += [*_unknown_columns(sort, columns, ()), *error.problems]
+        known = tuple(configuration_types())
+        problems += [*_unknown_columns(sort, columns, known), *error.problems]
         raise ConfigError(problems) from None
     known = tuple(configuration_types(results.folded))
-    problems += _unknown_columns(sort, columns, results.folded)
+    problems += _unknown_columns(sort, columns, known)
     whole = tuple(dict.fromkeys(_column_of(name, known) for name in columns))
     results = replace(results, by=() if problems else tuple(by))
     if versus is not None:
@@ -106,8 +107,9 @@ def _problems(format: str, by: Sequence[str]) -> list[Problem]:
     return problems
 
 
-def _unknown_columns(sort: str | None, shown: Sequence[str], rows: Sequence[Row]) -> list[Problem]:
-    known = tuple(configuration_types(rows))
+def _unknown_columns(
+    sort: str | None, shown: Sequence[str], known: Collection[str]
+) -> list[Problem]:
     problems = [unknown("--columns", name, known) for name in shown if name not in known]
     if sort is not None and sort.removeprefix("-") not in known:
         problems.append(unknown("--sort", sort.removeprefix("-"), known))

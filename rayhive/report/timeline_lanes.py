@@ -62,9 +62,9 @@ def _means(
     points = []
     for events in rounds.values():
         known = [value for event in events if (value := loss(event)) is not None]
-        if known and math.isfinite(fmean(known)):
+        if known and math.isfinite(mean := fmean(known)):
             ended = max(event.t for event in events)
-            points.append((ended - timeline.span[0], fmean(known)))
+            points.append((ended - timeline.span[0], mean))
     return sorted(points)
 
 

@@ -165,10 +165,11 @@ def _check_budget(config: SweepConfig) -> Iterator[Problem]:
     elif samples is not None:
         allowed = f"such that a round of local_steps x swarm.target_batch_size ({target}) has "
         allowed += f"at most budget.samples_per_replicate ({samples})"
-        given = [("space.local_steps", value) for value in ends(config.space.local_steps)]
-        given += [(f"enqueue.{n}.local_steps", c.local_steps) for n, c in enumerate(config.enqueue)]
-        for key in dict.fromkeys(key for key, _ in given):
-            most = max((value for name, value in given if name == key), key=_whole_or_none)
+        given = {"space.local_steps": ends(config.space.local_steps)}
+        for number, one in enumerate(config.enqueue):
+            given[f"enqueue.{number}.local_steps"] = (one.local_steps,)
+        for key, values in given.items():
+            most = max(values, key=_whole_or_none, default=None)
             if target * _whole_or_none(most) > samples:
                 yield Problem(key, most, allowed)
     if config.budget.trials < len(config.enqueue):

@@ -22,7 +22,7 @@ _RULE = "--out or another name starts a new run"
 
 
 def differences(before: SweepConfig, now: SweepConfig, run: Path) -> Iterator[Problem]:
-    """Yield each difference for which a study cannot be resumed, with what the run holds.
+    """Yield each difference for which a study cannot be resumed, with the value of the run.
 
     Trials, replicates, scenarios and baselines may be added; the settings of those that are added
     may be given.

@@ -279,7 +279,7 @@ def _checked(made: object, path: str) -> Workload:
 
 
 def evaluation_problems(given: WorkloadConfig, workload: Workload) -> Iterator[Problem]:
-    """Yield what the evaluation of a user's workload does not return although peers need it."""
+    """Yield the metrics that peers need and a user's workload does not return."""
     if given.import_path is None:
         return
     measured = workload.metrics()

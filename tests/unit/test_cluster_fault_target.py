@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,9 +130,10 @@ def test_a_node_is_started_after_its_end_which_a_cancelled_fault_left_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order: list[str] = []
+    dies = threading.Event()
 
     def kill(node: str) -> None:
-        time.sleep(0.2)
+        assert dies.wait(10.0)
         order.append("killed")
 
     def start(node: str) -> str:
@@ -146,7 +148,10 @@ def test_a_node_is_started_after_its_end_which_a_cancelled_fault_left_running(
         peers = target()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(peers.kill_node("node-1"), 0.05)
-        await peers.start_node("node-1")
+        starting = asyncio.ensure_future(peers.start_node("node-1"))
+        await asyncio.sleep(0)
+        dies.set()
+        await starting
         assert order == ["killed", "started"]
 
     asyncio.run(body())

@@ -281,14 +281,17 @@ def test_a_heal_is_missing_only_if_there_was_time_for_it(left: float, ok: bool) 
 
 
 @pytest.mark.parametrize(
-    ("state", "left", "ok"),
+    ("state", "why", "left", "ok"),
     [
-        ("failed", 1.0, True), ("failed", 60.2, False), ("completed", 1.0, False),
-        ("target", 1.0, True), ("target", 60.2, False),
+        ("failed", "peer-0: Connection closed by peer", 1.0, True),
+        ("failed", "peer-0: Connection closed by peer", 60.2, False),
+        ("completed", "rounds", 1.0, False),
+        ("completed", "target", 1.0, True),
+        ("completed", "target", 60.2, False),
     ],
-)  # fmt: skip
+)
 def test_a_replicate_that_ends_at_once_may_lack_the_proof(
-    state: str, left: float, ok: bool
+    state: str, why: str, left: float, ok: bool
 ) -> None:
     """As DDP does: the members that are left fail before the fault is verified."""
     story = Story([planned()])
@@ -297,8 +300,6 @@ def test_a_replicate_that_ends_at_once_may_lack_the_proof(
     story.events = [event for event in story.events if event["kind"] != "fault_verified"]
     story.lose(1.5, "peer-1")
     story.finish(1.5 + left, [name for name in ALL if name != "peer-1"])
-    why = {"completed": "rounds", "target": "target"}.get(state, "peer-0: Connection closed")
-    state = "completed" if state == "target" else state
     story.say(1.6 + left, "outcome", state=state, stop_reason=why)
     assert result(story, "log_complete").ok is ok
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rayhive.errors import ConfigError, Problem
 from rayhive.faults.drawing import SeededRng
 from rayhive.faults.generators.acts import Selector
-from rayhive.faults.library import plan_of
+from rayhive.faults.library import load_scenario, plan_of
 from rayhive.spec import Budget, NodeClass, SwarmConfig
 from rayhive.spec.fault_plan import FaultPlan
 
@@ -351,3 +351,9 @@ def test_a_grid_is_planned_with_one_of_its_values(tmp_path: Path) -> None:
     path = write(tmp_path, {"acts": acts}, args={"notice_s": 0}, grid={"notice_s": [0, 5]})
     assert "mine-0, mine-5" in problems(path)["NAME"].allowed
     assert planned(path, args={"notice_s": 5}).faults[0].args["notice_s"] == 5
+
+
+def test_the_parameters_of_a_trace_s_kind_are_those_that_it_may_plan(tmp_path: Path) -> None:
+    given = {"file": "spot-g4dn", "remove": "preempt", "args": {"where": "other"}}
+    scenario = load_scenario(write(tmp_path, {"trace": given}))
+    assert list(scenario.may_plan()) == [("preempt", {"where": "other"})]

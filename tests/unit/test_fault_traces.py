@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayhive.errors import ConfigError
-from rayhive.faults.library import load_scenario, plan_of
+from rayhive.faults.library import plan_of
 from rayhive.faults.traces.formats import TRACE_FORMATS
 from rayhive.faults.traces.trace import SHIPPED, Step, Trace, assemble, fold, read_trace
 from rayhive.spec import Budget, SwarmConfig
@@ -321,13 +321,6 @@ def test_a_window_is_cut_and_compressed(tmp_path: Path) -> None:
 def test_kinds_on_nodes_remove_nodes(tmp_path: Path) -> None:
     plan = replayed(tmp_path, SAMPLES["skypilot"], 0, 4, remove="kill_node")
     assert {name[:5] for fault in plan.faults for name in fault.who} == {"node-"}
-
-
-def test_what_the_kind_of_a_trace_needs_is_checked(tmp_path: Path) -> None:
-    (tmp_path / "trace").write_text(SAMPLES["skypilot"])
-    given = {"file": "trace", "remove": "preempt", "args": {"where": "other"}}
-    scenario = load_scenario(write(tmp_path, {"trace": given}))
-    assert list(scenario.may_plan()) == [("preempt", {"where": "other"})]
 
 
 def test_a_missing_trace_names_the_nearest(tmp_path: Path) -> None:

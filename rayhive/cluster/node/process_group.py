@@ -193,7 +193,7 @@ def _sockets_of(pids: Iterable[int]) -> set[str]:
 
 
 def records(directory: Path) -> Iterator[tuple[Path, OwnedProcesses]]:
-    """Yield the records below ``directory``; unreadable files, and what vanishes, are skipped."""
+    """Yield the records below ``directory``; files that are unreadable or vanish are skipped."""
     found = (Path(at, name) for at, _, names in os.walk(directory) for name in names)
     for path in sorted(path for path in found if path.name.endswith(RECORD_SUFFIX)):
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -201,8 +201,8 @@ class Nemesis:
     async def _targets_train(self, fault: FaultKind) -> None:
         """Wait until the fault's targets train and at most ``at_most`` peers are struck.
 
-        A fault that takes peers away waits for an earlier one that takes the same peers away until
-        that one is over. A fault of a node does not wait for peers that nobody will start again.
+        A fault that removes peers also waits for the end of an earlier one that removes the same
+        peers. A fault of a node does not wait for peers that no fault starts again.
         """
         while True:
             targets = set(self._targets(fault))
@@ -268,10 +268,9 @@ class Nemesis:
         self._write(FaultFailed(fault=planned.id, phase=phase, error=text))
 
     async def release(self) -> None:
-        """Cancel the waiting faults, and have those that peers outlive remove their remains.
+        """Cancel the waiting faults, and undo those that end no peer or node.
 
-        Nodes that are down stay so until :meth:`close`: to start one takes seconds, for which the
-        other peers would train on.
+        :meth:`close` starts nodes again: it takes seconds, and the other peers would train on.
         """
         if self._closed == math.inf:
             self._closed = time.monotonic()
