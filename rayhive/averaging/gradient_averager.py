@@ -2,7 +2,8 @@
 
 The gradient of a batch is the mean over its samples, so batches count by their number of samples.
 Accumulators hold the sum of all gradients, each weighted by its samples over those of the *anchor*:
-the first batch of the round, or the last one where autograd itself adds to the buffers.
+the first batch of the round, or the last one where autograd itself adds to the buffers. They and
+the averages are float32 for 16-bit parameters: a sum of many batches in 16 bit loses most of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,17 @@ def _dense(tensors: Any) -> DensePayload:
     return DensePayload()
 
 
+def type_of_sums(tensor: torch.Tensor) -> torch.dtype:
+    """Return the type for sums of values like those of a tensor: float32 for 16-bit ones."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def shared_zeros(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return buffers for the averages of the gradients of parameters, shared between processes."""
+    zeros = [torch.zeros(each.shape, dtype=type_of_sums(each)) for each in parameters]
+    return [each.share_memory_() for each in zeros]  # type: ignore[no-untyped-call]
+
+
 def accumulated(averager: GradientAverager) -> tuple[list[torch.Tensor], float]:
     """Return the accumulated gradients, and the factor that makes them the mean over samples.
 
@@ -49,6 +61,7 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     are zeros all the same.
 
     Args:
+        parameters: Parameters whose gradients are averaged.
         error_feedback: Whether the errors of a lossy codec enter the next round, see
             :mod:`rayhive.averaging.error_feedback`.
         fragments: Parts of the gradients of which each round averages one, see
@@ -64,11 +77,13 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     #: Whether the accumulators stand for zeros, whatever they hold.
     _cleared = False
     local_samples_accumulated: int
+    _local_accumulators: Any
     _anchor_batch_size: int | None
 
     def __init__(
         self,
-        *args: Any,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
         error_feedback: bool = False,
         fragments: int = 1,
         quorum: Quorum | None = None,
@@ -89,7 +104,14 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
             yield from (p.grad for p in self.parameters if p.grad is not None)
             yield from self._local_accumulators or ()
 
-        super().__init__(*args, trainer_tensors=unread, **kwargs)
+        parameters = tuple(parameters)
+        if not kwargs.get("averaged_grads"):
+            kwargs["averaged_grads"] = shared_zeros(parameters)
+        super().__init__(parameters=parameters, trainer_tensors=unread, **kwargs)
+        if self._local_accumulators is not None:
+            self._local_accumulators = tuple(
+                each.to(type_of_sums(each)) for each in self._local_accumulators
+            )
 
     def run(self) -> None:
         """Serve until shut down; executed in the averager's own process."""

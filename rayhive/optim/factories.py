@@ -11,6 +11,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.factory import takes_rules, with_our_averager
+from rayhive.averaging.gradient_averager import shared_zeros
 from rayhive.averaging.quorum import Quorum
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import ConfigError, Problem
@@ -97,10 +98,14 @@ def make_gradient_averager(
         options: Further options of the averager.
     """
     factory = with_our_averager(factory)
-    trainer = optimizer.state_averager.trainer_tensors
+    own: dict[str, Any] = {}
+    if takes_rules(factory):
+        own = {**rules, "trainer_tensors": optimizer.state_averager.trainer_tensors}
+        if optimizer.offload_optimizer:  # in the type of the offloaded parameters
+            own["averaged_grads"] = shared_zeros(optimized_parameters(optimizer.state_averager))
     averager: GradientAverager = factory(
         **{
-            **({**rules, "trainer_tensors": trainer} if takes_rules(factory) else {}),
+            **own,
             **averager_options(optimizer, "grad_averager"),
             "parameters": optimizer.state_averager.main_parameters,
             **options,

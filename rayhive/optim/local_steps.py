@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import hivemind
 import torch
 
-from rayhive.averaging.gradient_averager import RayhiveGradientAverager
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, type_of_sums
 from rayhive.compression.fragments import split
 from rayhive.optim import gossip
 from rayhive.optim.local_rule import FragmentSGD, LocalStepsRule
@@ -145,10 +145,8 @@ class LocalSteps:
             self.averager.set_accumulated(*gossip.sent(self.parameters, self._taken_work.samples))
         else:
             progress = (
-                start - local if index in members else torch.zeros_like(local)
-                for index, (start, local) in enumerate(
-                    zip(self._start, self.parameters, strict=True)
-                )
+                self._progress(index) if index in members else torch.zeros_like(local)
+                for index, local in enumerate(self.parameters)
             )
             self.averager.set_accumulated(progress, *self._taken_work)
         self._taken = {
@@ -159,6 +157,10 @@ class LocalSteps:
         }
         if self.outer is not None:
             self.outer.indices = members
+
+    def _progress(self, index: int) -> torch.Tensor:
+        start = self._start[index]
+        return start.to(type_of_sums(start)) - self.parameters[index]
 
     def _of(self, round_: int) -> int:
         return round_ % len(self._members)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 
 BATCHES = 24
 #: Precision and batches that Lightning accumulates for one step.
-CASES = [("32-true", 2), ("bf16-mixed", 1), ("16-mixed", 1)]
+CASES = [("32-true", 2), ("bf16-true", 1), ("bf16-mixed", 1), ("16-mixed", 1)]
 
 
 def fits(folder: str, precision: str, accumulated: int, hivemind: bool) -> dict[str, Any]:

@@ -137,6 +137,10 @@ def gradients_of_each_way() -> dict[str, Any]:
         "bf16, reused, offloaded": distance(
             {**reuse, "offload_optimizer": True}, precision="bf16-mixed"
         ),
+        "16-true": distance(precision="16-true"),
+        "bf16-true": distance(precision="bf16-true"),
+        "bf16-true, offloaded": distance({"offload_optimizer": True}, precision="bf16-true"),
+        "64-true, offloaded": distance({"offload_optimizer": True}, precision="64-true"),
     }
 
 

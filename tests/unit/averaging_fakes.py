@@ -16,9 +16,15 @@ PEER = PeerID(b"the peer itself")
 OTHER = PeerID(b"another peer")
 
 
-def unstarted(kind: Any, shapes: Sequence[tuple[int, ...]], **options: Any) -> Any:
+def unstarted(
+    kind: Any,
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Any:
     """Return an averager of gradients of these shapes that has no process."""
-    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    parameters = [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
     dht = SimpleNamespace(client_mode=False, peer_id=PEER)
     options = {"prefix": "test", "dht": dht, "start": False, **options}
     return kind(parameters=parameters, **options)

@@ -129,6 +129,18 @@ def test_gradients_of_one_have_a_mean_of_one(reuse: bool, batches: tuple[int, ..
         torch.testing.assert_close(tensor, torch.ones_like(tensor), rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_many_batches_of_any_parameters_count_alike(
+    dtype: torch.dtype, kind: Any, options: dict[str, Any]
+) -> None:
+    averager = unstarted(kind, SHAPES, dtype=dtype, **options)
+    for _ in range(1000):  # in bfloat16, 256 + 1 is 256
+        add_batch(averager, 8, [torch.ones(shape, dtype=dtype) for shape in SHAPES])
+    for tensor in loaded(averager):
+        torch.testing.assert_close(tensor, torch.ones_like(tensor), rtol=1e-5, atol=0.0)
+
+
 def test_reused_buffers_refuse_a_batch_of_unannounced_size() -> None:
     averager = unstarted(RayhiveGradientAverager, SHAPES, reuse_grad_buffers=True)
     averager.reset_accumulated_grads_()
