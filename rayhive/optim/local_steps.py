@@ -168,6 +168,13 @@ class LocalSteps:
     @torch.no_grad()
     def adopt(self, outer: Sequence[torch.Tensor]) -> None:
         """Go on from outer parameters that have changed, with the progress of no round yet."""
+        shown = self.shows_outer
+        self.hide_outer()
+        self._adopt(outer)
+        if shown:
+            self.show_outer()
+
+    def _adopt(self, outer: Sequence[torch.Tensor]) -> None:
         taken, self._taken = self._taken, {}
         since = 0 if self._waits(taken) else self.averager.local_samples_accumulated
         for fragment, members in enumerate(self._members):

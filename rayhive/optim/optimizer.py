@@ -20,7 +20,7 @@ from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.events import SteppedOut, Transition
 from rayhive.membership.progress_tracker import STRAGGLER_TIMEOUT_S, LiveProgressTracker
 from rayhive.membership.view import Member
-from rayhive.optim import factories
+from rayhive.optim import background, factories
 from rayhive.optim.gradient_rounds import GradientRound, GradientRounds, OnFailure
 from rayhive.optim.interrupts import DeferredInterrupts
 from rayhive.optim.local_rule import InnerState, LocalStepsRule
@@ -294,7 +294,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         with self.tracker.pause_updates():
             ready = time.perf_counter()
             if self.delay_optimizer_step or (self.delay_state_averaging and self.local_steps):
-                self._parameter_rounds.finish_background()
+                background.finish(self._peer)
             if self.local_steps is not None:
                 self.local_steps.take(self.local_epoch + 1)
             began = time.perf_counter()
@@ -329,7 +329,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         if self.delay_state_averaging:
             # parameters averaged in the background replace the local ones: arriving after this
             # round's step, which hivemind allows, they would undo it
-            self._parameter_rounds.finish_background()
+            background.finish(self._peer)
         next_round = self.local_epoch + 1
         steps = not self.auxiliary and not round_.skipped
         if self.local_steps is not None:
@@ -375,9 +375,13 @@ class RayhiveOptimizer(hivemind.Optimizer):
         self._state_sync.restore(round_)
 
     def settle(self) -> None:
-        """Wait for background work, and apply its results to the parameters."""
+        """Wait for background work, and apply its results to the parameters.
+
+        Raises:
+            PeerError: The work does not end, or a process of the peer died.
+        """
         with self._interrupts:
-            self.state_averager.step(wait_for_delayed_updates=True)
+            background.finish(self._peer)
 
     def shutdown(self, *, abandon: bool = False) -> None:
         """Say goodbye to the other peers and end the averagers.
@@ -387,7 +391,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         with self._interrupts:
             self._watchdog.expect_ends()
             try:
-                self._parameter_rounds.end(ABANDON_S if abandon else self.averaging_timeout)
+                background.end(self._peer, ABANDON_S if abandon else self.averaging_timeout)
                 self.tracker.shutdown(self.shutdown_timeout)
                 self.state_averager.shutdown()
                 self.grad_averager.shutdown()

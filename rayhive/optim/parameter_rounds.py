@@ -1,13 +1,10 @@
-"""Rounds of parameter averaging, and the wait for background work."""
+"""Rounds of parameter averaging."""
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 from collections.abc import Sequence
-from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -19,25 +16,11 @@ from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.round_result import round_fields
-from rayhive.errors import PeerError
 from rayhive.events import AveragingReason, StateRound
 from rayhive.optim.peer_state import PeerState
 from rayhive.optim.state_sync import StateSync
 
 logger = get_logger(__name__)
-
-#: Factor between the longest wait for background work and the longest time of a step.
-BACKGROUND_WAITS = 4
-#: Longest wait for the callback of a finished parameter averaging [s].
-CALLBACK_S = 1.0
-#: Longest wait for background work after its averaging was cancelled [s].
-CANCELLED_S = 1.0
-
-
-def _set_event() -> threading.Event:
-    event = threading.Event()
-    event.set()
-    return event
 
 
 def period_of(
@@ -71,13 +54,11 @@ class ParameterRounds:
         state_sync: Source of the values that a group gathers.
         every: Rounds between two averagings of parameters; None averages them only for a reason
             other than time.
-        reported: Set when the outcome of the last averaging is recorded.
     """
 
     peer: PeerState
     state_sync: StateSync
     every: int | None
-    reported: threading.Event = field(default_factory=_set_event)
 
     def begin(self, round_: int) -> StepControl | None:
         """Begin to average the parameters of a round.
@@ -105,7 +86,7 @@ class ParameterRounds:
             return None
         if self.peer.consistency.stale:
             control.weight = STALE_WEIGHT
-        self.reported.clear()
+        self.peer.parameters_reported.clear()
         control.add_done_callback(partial(self._end, round_, reason, time.perf_counter()))
         return control
 
@@ -127,7 +108,7 @@ class ParameterRounds:
                 self.peer.partitions.note_averaged(group, self.peer.tracker.swarm.any_alive)
             self.peer.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
         finally:
-            self.reported.set()
+            self.peer.parameters_reported.set()
 
     def _report(
         self, round_: int, reason: AveragingReason, began: float, control: StepControl
@@ -164,39 +145,3 @@ class ParameterRounds:
         outcome: Literal["averaged", "partial"] = "averaged" if complete else "partial"
         self.peer.reporter.emit(StateRound(round=round_, outcome=outcome, reason=reason, **fields))
         return complete
-
-    def finish_background(self) -> None:
-        """Wait for background work, whose buffers the next round would overwrite.
-
-        hivemind waits for the time of one averaging; a round has two.
-
-        Raises:
-            PeerError: The work does not end, or a process of the peer died.
-        """
-        waits = math.ceil(self.peer.round_timeout / self.peer.averaging_timeout)
-        left, moved = BACKGROUND_WAITS * waits, self.peer.moved()
-        while left:
-            self.peer.state_averager.step(wait_for_delayed_updates=True)
-            if not self.peer.state_averager.pending_updates:
-                # without the outcome, the next round would ask for parameters that are here
-                self.reported.wait(CALLBACK_S)
-                return
-            self.peer.watchdog.check()
-            before, moved = moved, self.peer.moved()
-            left = left - 1 if moved == before else BACKGROUND_WAITS * waits
-        raise PeerError("what runs in the background does not end")
-
-    def end(self, patience: float) -> None:
-        """Apply background work that ends soon, and cancel the rest.
-
-        Args:
-            patience: Longest wait for its end [s].
-        """
-        pending = futures.wait(set(self.peer.state_averager.pending_updates), patience).not_done
-        if pending:
-            logger.warning(f"an averaging has not ended after {patience:.0f} s; cancelling it")
-            self.peer.watchdog.interrupt()
-            pending = futures.wait(pending, CANCELLED_S).not_done
-            self.peer.watchdog.resume()
-        if not pending:
-            self.peer.state_averager.step(wait_for_delayed_updates=True)

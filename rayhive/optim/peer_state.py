@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -211,6 +212,12 @@ class EventReporter:
         self.emit(event)
 
 
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass(frozen=True)
 class PeerState:
     """Collaborators of one peer's optimizer, and the state that they share.
@@ -226,6 +233,7 @@ class PeerState:
         consistency: Whether the peer's parameters count, and whether they need averaging.
         partitions: Groups of past rounds, and the partition that the peer was in.
         local_steps: Its local parameters; None if it steps in rounds only.
+        parameters_reported: Set unless the outcome of an averaging of parameters is not recorded.
     """
 
     tracker: LiveProgressTracker
@@ -238,6 +246,7 @@ class PeerState:
     consistency: ParameterConsistency = field(default_factory=ParameterConsistency)
     partitions: PartitionHistory = field(default_factory=PartitionHistory)
     local_steps: LocalSteps | None = None
+    parameters_reported: threading.Event = field(default_factory=_set_event)
 
     @property
     def merges_rounds(self) -> bool:

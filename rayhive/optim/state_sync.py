@@ -12,6 +12,7 @@ from hivemind.utils import get_logger
 from rayhive.averaging.factory import takes_over_state
 from rayhive.errors import PeerError
 from rayhive.events import Rejected, Reunited, StateLoaded, SteppedIn
+from rayhive.optim import background
 from rayhive.optim.peer_state import PeerState
 
 logger = get_logger(__name__)
@@ -219,7 +220,7 @@ class StateSync:
             PeerError: The peer is untrained, and no peer that has the state of the run is left.
         """
         self._peer.tracker.take_part(False)  # no round has to wait for this peer
-        self._peer.state_averager.step(wait_for_delayed_updates=True)
+        background.finish(self._peer)
         began, round_before = time.perf_counter(), self._round
         received = self._downloaded_bytes()
         options.setdefault("timeout", self._load_state_timeout)
@@ -303,7 +304,7 @@ class StateSync:
 
     def _join_newest_round(self) -> None:
         """Go to the newest round, and keep the work of this peer's side of a partition."""
-        self._peer.state_averager.step(wait_for_delayed_updates=True)
+        background.finish(self._peer)
         before, newest = self._round, self._peer.tracker.global_epoch
         self._peer.state_averager.local_epoch = newest
         self._peer.tracker.skip_to(newest)

@@ -14,13 +14,12 @@ from hivemind.optim.grad_averager import GradientAverager
 from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.round_result import PhaseRecord, RoundResult
-from rayhive.errors import ConfigError, PeerError
+from rayhive.errors import ConfigError
 from rayhive.events import AveragingReason
 from rayhive.membership.view import Reunion
 from rayhive.optim import parameter_rounds
 from rayhive.optim.gradient_rounds import OwnGradients
 from rayhive.optim.optimizer import RayhiveOptimizer
-from rayhive.optim.parameter_rounds import BACKGROUND_WAITS
 from rayhive.optim.replica_check import Announcement
 from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.optim_fakes import ROUND, Peer
@@ -165,30 +164,6 @@ def test_parameters_that_were_averaged_in_part_are_averaged_again() -> None:
     assert peer.state.averaging_reason == "failed_round"
 
 
-def test_background_work_is_awaited_to_its_end() -> None:
-    peer = Peer()
-    averager = peer.state_averager
-    averager.pending_updates = {Future(), Future()}
-    peer.parameter_rounds.finish_background()
-    assert averager.steps == 2
-    averager.pending_updates = {Future() for _ in range(2 * BACKGROUND_WAITS)}
-    with pytest.raises(PeerError, match="does not end"):
-        peer.parameter_rounds.finish_background()
-
-
-def test_background_work_that_does_not_end_is_cancelled_at_shutdown() -> None:
-    peer = Peer()
-    peer.state_averager.pending_updates = {Future()}
-    peer.parameter_rounds.end(patience=0.01)
-    assert peer.interrupts == 1
-    assert peer.state_averager.steps == 0, "no further wait for it"
-    done: Future[None] = Future()
-    done.set_result(None)
-    peer.state_averager.pending_updates = {done}
-    peer.parameter_rounds.end(patience=0.01)
-    assert (peer.interrupts, peer.state_averager.steps) == (1, 1)
-
-
 @pytest.mark.parametrize(("failed", "left"), [(NEXT, 0), (NEXT + 1, NEXT + 1)])
 def test_parameters_averaged_before_a_round_failed_do_not_repair_it(failed: int, left: int) -> None:
     """With delays the averaging of one round ends in the middle of the next."""
@@ -196,11 +171,11 @@ def test_parameters_averaged_before_a_round_failed_do_not_repair_it(failed: int,
     peer.state_averager.control = control = Future()
     peer.consistency.settling = True
     assert peer.parameter_rounds.begin(NEXT) is control
-    assert not peer.parameter_rounds.reported.is_set()
+    assert not peer.state.parameters_reported.is_set()
     peer.consistency.note_failure(failed)
     control.set_result({PEER: None, OTHER: None})
     assert peer.consistency.unsynchronised_since == left and not peer.consistency.settling
-    assert peer.parameter_rounds.reported.is_set()
+    assert peer.state.parameters_reported.is_set()
     assert peer.tracker.view.own.met_synchronised == NEXT
 
 
@@ -209,7 +184,7 @@ def test_a_wait_for_parameters_ends_although_their_report_fails() -> None:
     peer.state_averager.control = control = Future()
     peer.parameter_rounds.begin(NEXT)
     control.set_result(None)  # a result that cannot be read
-    assert peer.parameter_rounds.reported.is_set()
+    assert peer.state.parameters_reported.is_set()
 
 
 @pytest.mark.parametrize(
