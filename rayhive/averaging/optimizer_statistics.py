@@ -11,24 +11,31 @@ import torch
 def averageable(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     """Return the names of the statistics whose average has a meaning, sorted.
 
-    These are the floating-point tensors that every parameter has. If a statistic as large as its
-    parameter has another type, it is quantised, and none of them has: its scale belongs to it.
+    These are the floating-point tensors that every parameter has; none if some are quantised.
     """
+    if are_quantised(optimizer):
+        return ()
     names: set[str] | None = None
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
-            found = {name: t for name, t in state.items() if isinstance(t, torch.Tensor)}
-            if any(_is_quantised(tensor, parameter) for tensor in found.values()):
-                return ()
-            floating = {name for name, tensor in found.items() if tensor.is_floating_point()}
+            tensors = ((name, t) for name, t in state.items() if isinstance(t, torch.Tensor))
+            floating = {name for name, tensor in tensors if tensor.is_floating_point()}
             names = floating if names is None else names & floating
     return tuple(sorted(names or ()))
 
 
-def _is_quantised(statistic: torch.Tensor, parameter: torch.Tensor) -> bool:
-    as_large = statistic.numel() == parameter.numel() > 1
-    return as_large and not statistic.is_floating_point()
+def are_quantised(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether statistics of an optimizer are quantised, so that no average has a meaning.
+
+    These are as large as their parameter, and of no floating-point type; a scale belongs to each.
+    """
+    return any(
+        value.numel() == parameter.numel() > 1 and not value.is_floating_point()
+        for parameter, values in optimizer.state.items()
+        for value in values.values()
+        if isinstance(value, torch.Tensor)
+    )
 
 
 def statistics(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -13,7 +13,7 @@ from hivemind.compression import NoCompression, RoleAdaptiveCompression
 from hivemind.utils import get_logger
 
 from rayhive.averaging.factory import made_by, takes_over_state, takes_rules, with_our_averager
-from rayhive.averaging.optimizer_statistics import statistics
+from rayhive.averaging.optimizer_statistics import are_quantised, statistics
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.optim import gossip
 
@@ -147,7 +147,7 @@ class LocalStepsRule:
             others: Further arguments.
 
         Raises:
-            ConfigError: There are more fragments than tensors.
+            ConfigError: There are more fragments than tensors, or quantised statistics to average.
         """
         inner = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(params)
         tensors = sum(len(group["params"]) for group in inner.param_groups)
@@ -156,6 +156,9 @@ class LocalStepsRule:
             raise ConfigError(Problem("fragments", self.fragments, allowed))
         extra = list(others.pop("extra_tensors", ()))
         if self.inner_state == "average":
+            if are_quantised(inner):
+                allowed = f"keep or reset: the statistics of {type(inner).__name__} are quantised"
+                raise ConfigError(Problem("inner_state", "average", allowed))
             averaged = [each for each in statistics(inner) if each.is_floating_point()]
             if not averaged:
                 logger.warning("the inner optimizer has no statistics yet: none are averaged")

@@ -14,8 +14,10 @@ from rayhive.averaging.optimizer_statistics import kept_in_place
 from rayhive.errors import Problem
 from rayhive.strategy.arguments import StrategyError
 
-#: Key of the state of the optimizer that does local steps, in that of the outer one.
-INNER_STATE = "inner"
+#: Key of the outer optimizer's statistics in the state of the one that does local steps.
+OUTER_STATE = "outer_state"
+#: Key of the round among the statistics, where hivemind has it.
+ROUND = "local_epoch"
 
 
 def check_configured(optimizers: list[Any]) -> Optimizer:
@@ -125,7 +127,8 @@ def initialise_state(optimizer: Optimizer) -> None:
     """Create the state tensors that a fresh optimizer would create in its first step.
 
     hivemind needs them to exist. It creates them by a step with zero gradients, after which Adam
-    counts one step too many. Here the parameters and the counters are restored.
+    counts one step too many. Here the parameters and the counters are restored. SGD with
+    ``dampening`` applies it in the first step too, which torch does not.
     """
     states = optimizer.state.values()
     if any(isinstance(value, torch.Tensor) for state in states for value in state.values()):
@@ -175,35 +178,51 @@ class NoDecay:
 def load_state(optimizer: Any, state: dict[str, Any]) -> int:
     """Restore the state of the swarm's optimizer from a checkpoint, without changing ``state``.
 
-    Tensors that are shared with the averagers' processes are filled, not replaced.
+    Tensors that are shared with the averagers' processes are filled, not replaced. The settings of
+    an outer optimizer stay those of the present run.
 
     Args:
         optimizer: The swarm's optimizer.
-        state: That of :func:`state_with_inner`, or the ``state_dict`` of a plain optimizer, which
-            local steps load into the optimizer that steps the module.
+        state: That of :func:`state_for_checkpoint`, or the ``state_dict`` of a plain optimizer.
 
     Returns:
         The round of the checkpoint; 0 for that of a plain optimizer.
     """
-    local = optimizer.local_steps
+    local, swarm = optimizer.local_steps, optimizer.state_averager.optimizer
     entries = dict(state["state"])
-    round_ = int(entries.pop("local_epoch", 0))
-    steps_module = {**state, "state": entries}
-    outer = None
-    if INNER_STATE in steps_module:
-        outer, steps_module = steps_module, steps_module.pop(INNER_STATE)
-    if local is not None and outer is not None:
-        _load(optimizer.state_averager.optimizer, outer)
-    _load(optimizer.state_averager.optimizer if local is None else local.inner, steps_module)
+    round_ = int(entries.pop(ROUND, 0))
+    steps_module = swarm if local is None else local.inner
+    with kept_in_place(steps_module):
+        steps_module.load_state_dict({**state, "state": entries})
+    if local is not None:
+        _fill_statistics(swarm, state.get(OUTER_STATE, {}))
     return round_
 
 
-def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    with kept_in_place(optimizer):
-        optimizer.load_state_dict(state)
+@torch.no_grad()
+def _fill_statistics(optimizer: Optimizer, saved: dict[int, dict[str, Any]]) -> None:
+    """Set the statistics that an optimizer and a saved state have in common, by parameter."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        for name, value in saved.get(index, {}).items():
+            own = optimizer.state[parameter].get(name)
+            if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor):
+                own.copy_(value)
 
 
-def state_with_inner(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the swarm's optimizer for a checkpoint, see :func:`load_state`."""
+def state_for_checkpoint(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of the optimizer that steps the module, for a checkpoint.
+
+    With local steps it holds the statistics of the outer optimizer under :data:`OUTER_STATE`, which
+    a plain optimizer ignores.
+
+    Args:
+        optimizer: The swarm's optimizer.
+        state: Its ``state_dict``, with the round at :data:`ROUND` of the statistics.
+    """
     local = optimizer.local_steps
-    return state if local is None else {**state, INNER_STATE: local.inner.state_dict()}
+    if local is None:
+        return state
+    inner, outer = local.inner.state_dict(), dict(state["state"])
+    round_ = {ROUND: outer.pop(ROUND)} if ROUND in outer else {}
+    return {**inner, "state": {**inner["state"], **round_}, OUTER_STATE: outer}

@@ -337,7 +337,7 @@ class Session:
 
     def checkpointed(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the optimizer's state for a checkpoint; :meth:`restore` restores it."""
-        return optimizer_factory.state_with_inner(self.optimizer, state)
+        return optimizer_factory.state_for_checkpoint(self.optimizer, state)
 
     # -- the end -----------------------------------------------------------------------------------
 

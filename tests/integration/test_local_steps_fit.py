@@ -63,8 +63,7 @@ def fits(folder: str, precision: str, accumulated: int, hivemind: bool) -> dict[
     path = Path(folder) / f"{hivemind}.ckpt"
     fitted.save_checkpoint(path)
     saved = torch.load(path, weights_only=False)
-    state = saved["optimizer_states"][0]
-    state = state.get("inner", state)["state"]
+    state = {k: v for k, v in saved["optimizer_states"][0]["state"].items() if k != "local_epoch"}
     return {
         "losses": module.losses,
         "rates": rates,

@@ -15,6 +15,8 @@ from hivemind.utils import MSGPackSerializer
 from rayhive.averaging.optimizer_statistics import averageable, kept_in_place
 from rayhive.averaging.round_filter import detached
 from rayhive.averaging.state_averager import RayhiveStateAverager
+from rayhive.errors import ConfigError
+from rayhive.optim.local_rule import LocalStepsRule
 from rayhive.registry import CODECS
 from tests.unit.averaging_fakes import PEER
 
@@ -58,6 +60,9 @@ def test_quantised_statistics_are_not_averaged() -> None:
         codes = torch.zeros(parameter.shape, dtype=torch.uint8)
         optimizer.state[parameter] = {"codes": codes, "scale": torch.ones(1)}
     assert averageable(optimizer) == ()
+    rule = LocalStepsRule(4, 0.7, 0.9, inner_state="average")
+    with pytest.raises(ConfigError, match=r"inner_state: 'average' .* of SGD are quantised"):
+        rule.outer_arguments(optimizer=optimizer, target_batch_size=32)
 
 
 def test_a_loaded_state_fills_the_tensors_that_are_there() -> None:

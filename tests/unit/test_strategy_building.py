@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from torch import nn, optim
 
+from rayhive.optim import gossip
+from rayhive.optim.local_rule import LocalStepsRule
 from rayhive.strategy import optimizer_factory
 from rayhive.strategy.arguments import StrategyError
 from rayhive.strategy.gradients import overridden
@@ -152,6 +155,70 @@ def test_loading_fills_the_tensors_that_are_shared() -> None:
         assert state["step"] == wanted["step"] == 3
     del saved["state"]["local_epoch"]
     assert optimizer_factory.load_state(swarm, saved) == 0
+
+
+PAIRS = {"group_size": 2}
+RULES: list[dict[str, Any] | None] = [None, {}, {"momentum": 0.0}, {"lr": 1.0}, PAIRS]
+
+
+def swarm_of(rule: dict[str, Any] | None, steps: int = 0) -> Any:
+    """Return the optimizer of a peer with AdamW, without local steps or with those of a rule."""
+    module = model()
+    inner = optim.AdamW(module.parameters(), lr=1e-3)
+    optimizer_factory.initialise_state(inner)
+    if steps:
+        train(module, inner, steps)
+    if rule is None:
+        return SimpleNamespace(local_steps=None, state_averager=SimpleNamespace(optimizer=inner))
+    options = {"lr": 0.7, "momentum": 0.9, "group_size": None, **rule}
+    chosen = LocalStepsRule(
+        4, options["lr"], options["momentum"], "keep", group_size=options["group_size"]
+    )
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in module.parameters()]
+    outer = chosen.outer_optimizer([{"params": copies}])
+    optimizer_factory.initialise_state(outer)
+    if chosen.pairs:
+        gossip.begin(outer)
+    for state in outer.state.values():
+        if isinstance(state.get("momentum_buffer"), torch.Tensor):
+            state["momentum_buffer"].fill_(float(steps))
+    local = SimpleNamespace(inner=inner)
+    return SimpleNamespace(local_steps=local, state_averager=SimpleNamespace(optimizer=outer))
+
+
+def checkpoint_of(swarm: Any, round_: int) -> dict[str, Any]:
+    state = swarm.state_averager.optimizer.state_dict()
+    state["state"]["local_epoch"] = round_  # as hivemind does
+    return optimizer_factory.state_for_checkpoint(swarm, state)
+
+
+@pytest.mark.parametrize("after", RULES)
+@pytest.mark.parametrize("before", RULES)
+def test_a_checkpoint_resumes_with_and_without_local_steps(
+    before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> None:
+    saved, swarm = checkpoint_of(swarm_of(before, steps=3), 5), swarm_of(after)
+    outer = swarm.state_averager.optimizer
+    settings = [{**group, "params": None} for group in outer.param_groups]
+    assert optimizer_factory.load_state(swarm, saved) == 5
+    assert [{**group, "params": None} for group in outer.param_groups] == settings
+    inner = outer if swarm.local_steps is None else swarm.local_steps.inner
+    assert inner.param_groups[0]["lr"] == 1e-3
+    assert all(float(state["step"]) == 3 for state in inner.state.values())
+    if after is not None and after.get("momentum") != 0:
+        had = before is not None and before.get("momentum") != 0
+        for state in outer.state.values():
+            assert bool((state["momentum_buffer"] == (3.0 if had else 0.0)).all())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_plain_optimizer_loads_the_checkpoint_of_a_swarm(rule: dict[str, Any] | None) -> None:
+    module = model()
+    plain = optim.AdamW(module.parameters(), lr=0.5)
+    plain.load_state_dict(checkpoint_of(swarm_of(rule, steps=3), 5))
+    assert plain.param_groups[0]["lr"] == 1e-3
+    train(module, plain)
+    assert float(plain.state[next(module.parameters())]["step"]) > 3
 
 
 class Target:
