@@ -356,6 +356,11 @@ class MeasuredAllReduce(AllReduceRunner):
         entered = sum(sum(sizes[:parts]) for parts in self._parts_entered())
         return min(averaged, float(entered / expected))
 
+    def replaced(self) -> float:
+        """Return the share of this peer's tensors that averages have replaced so far."""
+        container = self.tensor_part_container
+        return container.averaged_size / max(1, container.total_size)
+
     def banned(self) -> set[str]:
         """Return the senders that were given up before all their parts had entered."""
         parts = self.tensor_part_reducer.num_parts

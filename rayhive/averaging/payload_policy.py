@@ -102,7 +102,8 @@ class PayloadPolicy(Protocol):
 class DensePayload:
     """Policy that averages the tensors themselves, in place.
 
-    An attempt that fails half-way leaves the averages that had arrived by then.
+    An attempt that fails half-way leaves the averages that had arrived by then. A retry averages
+    them again, and its round is partial (:attr:`rayhive.averaging.steps.StepTrace.replaced`).
     """
 
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:

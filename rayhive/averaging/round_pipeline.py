@@ -171,7 +171,7 @@ class RoundPipeline:
         began = time.monotonic()
         try:
             options.update(await self._division(group, min_vector_size))
-            allreduce = partial(self._allreduce, host, group, options)
+            allreduce = partial(self._allreduce, host, group, trace, options)
             auxiliary = host.mode == AveragingMode.AUX
             round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step)
             async with self._locked(host) as tensors:
@@ -228,6 +228,7 @@ class RoundPipeline:
         self,
         host: RoundHost,
         group: GroupInfo,
+        trace: StepTrace,
         options: dict[str, Any],
         phase: str,
         tensors: Sequence[torch.Tensor],
@@ -235,7 +236,14 @@ class RoundPipeline:
     ) -> float:
         """Average tensors in one phase; return the fraction of the averaging that happened."""
         key = allreduce_id(group.group_id, phase)
-        await host.run_allreduce(tensors, group, key, owed=owed, **options)
+        try:
+            await host.run_allreduce(tensors, group, key, owed=owed, **options)
+        except BaseException:
+            runner = self.groups.started(group.group_id).get(phase)
+            in_place = {id(tensor) for tensor in tensors} & {id(own) for own in self.tensors}
+            if runner is not None and in_place:
+                trace.replaced = max(trace.replaced, runner.replaced())
+            raise
         runner = self.groups.started(group.group_id).get(phase)
         return 1.0 if runner is None else runner.fraction()
 
@@ -250,9 +258,13 @@ class RoundPipeline:
         ended = time.monotonic()
         phases = self.groups.started(group.group_id)
         drained = [await runner.drain(DRAIN_PATIENCE) for runner in phases.values()]
+        own = 1 - trace.replaced  # what this peer sent in place of its own tensors does not count
+        records = [runner.record(name) for name, runner in phases.items()]
+        for record in records:
+            record["fraction"] = min(record["fraction"], own)
         result = RoundResult(
             gathered,
-            phases=tuple(runner.record(name) for name, runner in phases.items()),
+            phases=tuple(records),
             wasted_bytes=self._failed_bytes + trace.wasted_bytes,
             banned=tuple(sorted({peer for runner in phases.values() for peer in runner.banned()})),
             failures=tuple(text for runner in phases.values() for text in runner.failures),

@@ -39,7 +39,8 @@ class RoundResult(dict[Any, Any]):
         wasted_bytes: Payload sent in attempts that failed since the last result.
         fraction: Fraction of the averaging that happened, the minimum over the phases and over
             both sides: parts of this peer that came back averaged, and parts of other peers that
-            entered the averages of this reducer. 1.0 is a complete round as far as this peer knows.
+            entered the averages of this reducer. Averages that an attempt left before it failed are
+            sent again, and do not count. 1.0 is a complete round as far as this peer knows.
         banned: Senders that this peer gave up as a reducer.
         failures: Reasons why its own parts did not come back averaged, by reducer.
         matchmaking_s: Wait for the group [s], from the trigger or from the start of the step if

@@ -28,6 +28,7 @@ class StepTrace:
         groups: Ids of the groups that were found.
         wasted_bytes: Payload sent in attempts that failed.
         excluded: Whether the outlier filter refused this peer's tensors.
+        replaced: Largest share of the averaged tensors in which a failed attempt left averages.
     """
 
     step: StepControl | None = None
@@ -36,6 +37,7 @@ class StepTrace:
     groups: list[bytes] = field(default_factory=list)
     wasted_bytes: int = 0
     excluded: bool = False
+    replaced: float = 0.0
 
     def waited(self) -> float:
         """Return the seconds of searching after the trigger."""

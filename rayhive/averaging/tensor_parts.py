@@ -85,6 +85,7 @@ class TensorParts:
 
     Attributes:
         total_size: Elements of all tensors.
+        averaged_size: Elements that were replaced by averages so far.
         failed_size: Elements that were not averaged.
         num_parts_by_peer: Number of parts that each member reduces.
     """
@@ -103,7 +104,7 @@ class TensorParts:
     ) -> None:
         self.local_tensors, self.compression, self.prefetch = tensors, compression, prefetch
         self.total_size = sum(tensor.numel() for tensor in tensors)
-        self.failed_size = 0
+        self.averaged_size = self.failed_size = 0
         self.num_parts_by_peer = tuple(len(parts) for parts in partition)
         self._partition, self._infos, self._alpha = partition, infos, alpha
         # Views; copies of tensors that are not contiguous, such as weights in channels_last.
@@ -228,6 +229,7 @@ class TensorParts:
                 place.copy_(piece)
             else:
                 place.lerp_(piece.to(place.dtype), self._alpha)
+        self.averaged_size += average.numel()
         self._done(peer, self._partition[peer][index])
 
     def register_failed_reducer(self, peer: int) -> None:
