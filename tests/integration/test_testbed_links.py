@@ -79,9 +79,9 @@ def test_changes_at_the_same_time_add_up(testbed: Testbed) -> None:
 
     async def go() -> None:
         changes = [LinkChange(rate_mbit=30.0), LinkChange(delay_ms=5.0), LinkChange(loss=0.5)]
-        await asyncio.gather(*map(link.change, changes))
+        await asyncio.gather(*map(link.change, changes, "abc"))
         assert await link.now() == Link(rate_mbit=30, delay_ms=5, loss=0.5)
-        await asyncio.gather(*map(link.restore, ("rate_mbit", "delay_ms", "loss")))
+        await asyncio.gather(*map(link.undo, "abc"))
         assert await link.now() == Link.model_validate(LINKS[2])
 
     asyncio.run(go())

@@ -184,6 +184,8 @@ def test_a_drain_goes_with_a_replacement_elsewhere(tmp_path: Path) -> None:
             done = await kind.inject(swarm, ["peer-1"])
             assert done["drained"] == {"node-1": None}
             assert swarm.drained == {"node-1": 5.0}
+            await kind.teardown(swarm)  # else no later replicate could start a peer there
+            assert swarm.restarts == ["node-1"]
 
     play(scene())
     with pytest.raises(ValueError, match="where: other"):

@@ -35,6 +35,8 @@ class NodeLink:
         variable = os.environ.get(NODE_VARIABLE)
         self._folder = os.environ.get(TESTBED_VARIABLE) if folder is None else folder
         self._number = int(variable) if number is None and variable is not None else number
+        # Present changes by name, oldest first.
+        self._changes: dict[str, dict[str, float]] = {}
 
     @property
     def exists(self) -> bool:
@@ -53,23 +55,35 @@ class NodeLink:
         """Return the present setting."""
         return await self._with_veth(lambda veth: veth.now)
 
-    async def change(self, to: LinkChange) -> Link:
-        """Change the link in both directions; return the setting before."""
-        given = to.model_dump(exclude_none=True)
-        return await self._with_veth(lambda veth: veth.update(**given)[0])
-
-    async def restore(self, *keys: str) -> Link:
-        """Restore the link's setting in the testbed's configuration.
+    async def change(self, to: LinkChange, name: str = "") -> Link:
+        """Change the link in both directions; return the setting before.
 
         Args:
-            keys: Fields of :class:`rayhive.spec.Link`; without any, all fields are restored.
+            to: The quantities to change.
+            name: Name of the change, for :meth:`undo`.
+        """
+        given = to.model_dump(exclude_none=True)
+        before = await self._with_veth(lambda veth: veth.update(**given)[0])
+        self._changes[name] = {**self._changes.pop(name, {}), **given}
+        return before
+
+    async def undo(self, name: str) -> Link:
+        """Undo a change. The newest change that is left, or the testbed, gives the values.
 
         Returns:
             The setting afterwards.
         """
+        undone = self._changes.pop(name, {})
         made = await self._do(lambda state, node: node.link.model_dump())
-        given = {key: made[key] for key in keys or made}
+        values = made | {key: v for each in self._changes.values() for key, v in each.items()}
+        given = {key: values[key] for key in undone}
         return await self._with_veth(lambda veth: veth.update(**given)[1])
+
+    async def restore(self) -> Link:
+        """Restore the link's setting in the testbed's configuration, and return it."""
+        self._changes.clear()
+        made = await self._do(lambda state, node: node.link.model_dump())
+        return await self._with_veth(lambda veth: veth.update(**made)[1])
 
     async def counters(self) -> dict[str, int]:
         """Return the bytes and packets that passed the node's data interface, and the drops."""

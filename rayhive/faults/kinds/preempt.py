@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from pydantic import Field, model_validator
 
 from rayhive.errors import RayhiveError
@@ -9,6 +11,8 @@ from rayhive.faults.ending import EndsPeers, Preemption, ReplacedArgs
 from rayhive.faults.kind import Proof, Record, Targets
 from rayhive.faults.steps import require_living
 from rayhive.faults.target import FaultTarget
+
+logger = logging.getLogger(__name__)
 
 
 class PreemptArgs(ReplacedArgs):
@@ -18,7 +22,8 @@ class PreemptArgs(ReplacedArgs):
         notice_s: Time between the notice and SIGTERM [s]; 0 gives no notice.
         grace_s: Time between SIGTERM and SIGKILL [s].
         drain: Also announce to Ray that the peers' nodes will be gone at the deadline. Ray then
-            starts nothing there any more, and replacements go elsewhere.
+            starts nothing there any more, and replacements go elsewhere. At the end of the
+            replicate the nodes of a testbed are restarted; elsewhere they stay drained.
     """
 
     notice_s: float = Field(default=15.0, ge=0)
@@ -42,6 +47,8 @@ class Preempt(EndsPeers):
     about = "Tells a peer that it will be taken away, and does it at the deadline."
     args: PreemptArgs
 
+    _drained: tuple[str, ...] = ()
+
     async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Give the notice."""
         require_living(swarm, targets)
@@ -56,6 +63,7 @@ class Preempt(EndsPeers):
             try:
                 await swarm.drain(node, self.args.notice_s)
                 drained[node] = None
+                self._drained += (node,)
             except RayhiveError as error:
                 drained[node] = str(error)
         return drained
@@ -65,3 +73,13 @@ class Preempt(EndsPeers):
         seen = await self._preemption.end()
         ok = all(each["gone"] and each["noticed"] is not False for each in seen.values())
         return Proof(ok, seen)
+
+    async def teardown(self, swarm: FaultTarget) -> None:
+        """Restart the nodes that Ray drained: only a new node takes the next replicate's peers."""
+        for node in self._drained:
+            try:
+                await swarm.kill_node(node)
+                await swarm.start_node(node)
+            except RayhiveError as error:
+                logger.warning(f"{node} stays drained: {error}")
+        await super().teardown(swarm)

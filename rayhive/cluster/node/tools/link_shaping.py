@@ -12,7 +12,10 @@ _PROBES = {"rate_mbit": "rate", "delay_ms": "rtt", "loss": "loss"}
 
 
 class LinkShapingTool(Tool[LinkChange, LinkState]):
-    """Changes quantities of the link; other quantities keep their values."""
+    """Changes quantities of the link; other quantities keep their values.
+
+    Several faults may change one quantity at overlapping times: the last change counts.
+    """
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -22,7 +25,7 @@ class LinkShapingTool(Tool[LinkChange, LinkState]):
     async def start(self, args: LinkChange) -> LinkState:
         """Change the link in both directions."""
         self._changed.update(args.model_dump(exclude_none=True))
-        before = await self.site.link.change(args)
+        before = await self.site.link.change(args, self.site.subject)
         self._before = self._before or before
         return LinkState(now=await self.site.link.now(), before=self._before)
 
@@ -35,8 +38,8 @@ class LinkShapingTool(Tool[LinkChange, LinkState]):
         return LinkState(now=await link.now(), before=self._before, measured=measured)
 
     async def stop(self) -> LinkState:
-        """Restore the changed quantities that the testbed was made with."""
-        now = await self.site.link.restore(*sorted(self._changed))
+        """Undo the change."""
+        now = await self.site.link.undo(self.site.subject)
         self._changed, self._before = set(), None
         return LinkState(now=now)
 

@@ -1,0 +1,82 @@
+"""Changes of one link by several faults: the end of one leaves the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.runs import Runs
+from rayhive.cluster.node.tools import Toolbox
+from rayhive.faults.node_tools import LinkChange
+from rayhive.spec import Link
+
+MADE = Link(rate_mbit=100.0, delay_ms=10.0, loss=0.0)
+
+
+class Veth:
+    """A shaped link in memory."""
+
+    def __init__(self) -> None:
+        self.now = MADE
+
+    def update(self, **given: float) -> tuple[Link, Link]:
+        before, self.now = self.now, self.now.model_copy(update=given)
+        return before, self.now
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> NodeLink:
+    veth = Veth()
+
+    async def do(self: NodeLink, step: Callable[[Any, Any], Any]) -> Any:
+        return step(None, SimpleNamespace(link=MADE))
+
+    async def with_veth(self: NodeLink, step: Callable[[Any], Any]) -> Any:
+        return step(veth)
+
+    monkeypatch.setattr(NodeLink, "_do", do)
+    monkeypatch.setattr(NodeLink, "_with_veth", with_veth)
+    return NodeLink("folder", 1)
+
+
+@pytest.mark.parametrize(("first", "left"), [("f0", 1.0), ("f1", 5.0)])
+def test_the_end_of_a_fault_leaves_the_other_one_on_its_link(
+    link: NodeLink, tmp_path: Path, first: str, left: float
+) -> None:
+    runs = Runs()
+    runs["run"] = tmp_path
+    toolbox = Toolbox(runs, link)
+
+    async def use(subject: str, verb: str, change: LinkChange | None = None) -> None:
+        given = None if change is None else change.model_dump(mode="json")
+        await toolbox.use("run", "link_shaping", subject, verb, given)
+
+    async def go() -> None:
+        await use("f0", "start", LinkChange(rate_mbit=5.0))
+        await use("f1", "start", LinkChange(rate_mbit=1.0))
+        await use("f2", "start", LinkChange(delay_ms=80.0))
+        await use(first, "stop")
+        assert await link.now() == MADE.model_copy(update={"rate_mbit": left, "delay_ms": 80.0})
+        await use("f2", "stop")
+        assert await link.now() == MADE.model_copy(update={"rate_mbit": left})
+        await use({"f0": "f1", "f1": "f0"}[first], "stop")
+        assert await link.now() == MADE
+
+    asyncio.run(go())
+
+
+def test_a_restored_link_has_no_changes_left(link: NodeLink) -> None:
+    async def go() -> None:
+        await link.change(LinkChange(loss=0.5), "f0")
+        assert await link.restore() == MADE
+        await link.change(LinkChange(loss=0.1), "f1")
+        assert await link.undo("f1") == MADE
+        assert await link.undo("f0") == MADE, "nothing is left to undo"
+
+    asyncio.run(go())
