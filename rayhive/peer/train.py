@@ -18,7 +18,7 @@ from rayhive.membership.addresses import initial_peers as resolve_peers
 from rayhive.peer.callback import swarm_optimizer
 from rayhive.peer.from_spec import PeerFit
 from rayhive.spec import Axis, Configuration, SweepConfig, load_sweep
-from rayhive.spec.axes.base import Values, choices, shown
+from rayhive.spec.axes.base import Values, shown
 from rayhive.spec.configuration import decide
 from rayhive.spec.replicate import PeerSpec
 
@@ -101,7 +101,7 @@ def single_configuration(config: SweepConfig) -> Configuration:
 
     def constant(axis: Axis, values: Values) -> Any:
         distribution = getattr(config.space, axis.name)
-        points = choices(distribution)
+        points = axis.choices(distribution)
         if points is not None and len(points) == 1:
             return points[0]
         allowed = "one value, or a configuration under enqueue, of which the first is trained"

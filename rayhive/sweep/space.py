@@ -18,7 +18,7 @@ from rayhive.compression.codecs.topk import Topk
 from rayhive.compression.payload import averaged_sizes, configuration_payload
 from rayhive.errors import Problem
 from rayhive.spec import AXES, Axis, Configuration, Range, Space, SweepConfig
-from rayhive.spec.axes.base import Distribution, Values, choices, ends, is_whole
+from rayhive.spec.axes.base import Distribution, Values, ends, is_whole
 from rayhive.spec.axes.group_size import PAIR
 from rayhive.spec.configuration import combinations, decide
 
@@ -73,8 +73,8 @@ class SearchSpace:
     @property
     def constants(self) -> dict[str, Any]:
         """Name -> value of the axes that have one value in every configuration."""
-        always = [axis.name for axis in AXES if not axis.depends_on]
-        points = {name: choices(getattr(self.space, name)) for name in always}
+        always = [axis for axis in AXES if not axis.depends_on]
+        points = {axis.name: axis.choices(getattr(self.space, axis.name)) for axis in always}
         return {name: found[0] for name, found in points.items() if found and len(found) == 1}
 
     def key(self, configuration: Configuration) -> str:
@@ -153,7 +153,7 @@ class SearchSpace:
 
     def every(self) -> Iterator[Configuration] | None:
         """Yield every configuration once per spelling; None if they are too many to list."""
-        points = {axis.name: choices(getattr(self.space, axis.name)) for axis in AXES}
+        points = {axis.name: axis.choices(getattr(self.space, axis.name)) for axis in AXES}
         listed = {name: values for name, values in points.items() if values is not None}
         if len(listed) < len(points) or math.prod(map(len, listed.values())) > LISTABLE:
             return None
@@ -199,7 +199,7 @@ def check_sampler(config: SweepConfig) -> Iterator[Problem]:
     """Yield the reason why a study cannot have its sampler."""
     if config.sampler != "grid":
         return
-    points = {axis.name: choices(getattr(config.space, axis.name)) for axis in AXES}
+    points = {axis.name: axis.choices(getattr(config.space, axis.name)) for axis in AXES}
     ranges = [name for name, values in points.items() if values is None]
     if ranges:
         allowed = f"a grid needs lists of values: {', '.join(ranges)} is a range; use tpe or random"

@@ -133,6 +133,15 @@ def test_a_range_makes_a_space_that_cannot_be_listed() -> None:
     assert len(list(SearchSpace(constant, SHAPES).every() or ())) == 1
 
 
+def test_a_range_of_whole_numbers_has_values() -> None:
+    ranks = Space(powersgd_rank=Range(low=1, high=4), min_compression_ratio=[0.1])
+    search = SearchSpace(ranks, SHAPES)
+    assert [item.powersgd_rank for item in search.every() or ()] == [1, 2, 3, 4]
+    steps = Space(local_steps=Range(low=1, high=10**12, log=True))
+    assert SearchSpace(steps, SHAPES).every() is None, "too many to list"
+    assert SearchSpace(steps, SHAPES).size() is None
+
+
 @pytest.mark.parametrize("space", [WIDE, FINITE])
 def test_unseen_finds_every_key_and_then_none(space: Space) -> None:
     search, random = SearchSpace(space, SHAPES), Random(0)

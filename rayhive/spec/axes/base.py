@@ -52,13 +52,6 @@ def ends(distribution: Distribution) -> tuple[Any, ...]:
     return tuple(distribution)
 
 
-def choices(distribution: Distribution) -> tuple[Any, ...] | None:
-    """Return every value of a distribution, or None if it is a range of several values."""
-    if not isinstance(distribution, Range):
-        return tuple(distribution)
-    return (distribution.low,) if distribution.low >= distribution.high else None
-
-
 def shown(distribution: Distribution) -> object:
     """Return a distribution as a study writes it."""
     if isinstance(distribution, Range):
@@ -136,6 +129,19 @@ class Axis(ABC):
             values: Name -> value of the axes in ``excluded_by``.
         """
         yield from ()
+
+    def choices(self, distribution: Distribution) -> Sequence[Any] | None:
+        """Return every value of a distribution, or None if it is a range that cannot be listed.
+
+        A range of whole numbers can, unless the tensors of the module narrow it.
+        """
+        if not isinstance(distribution, Range):
+            return distribution
+        if distribution.low >= distribution.high:
+            return (distribution.low,)
+        if self.kind != "integer" or self.drawn_after:
+            return None
+        return range(math.ceil(distribution.low), math.floor(distribution.high) + 1)
 
     def narrowed(self, distribution: Range, sizes: Sequence[int]) -> Distribution:
         """Return the part of a range in which values differ in their effect.

@@ -47,4 +47,4 @@ class Fragments(Axis):
 
     def label(self, value: Any) -> str:
         """Return the number of parts, or nothing for one."""
-        return "" if value == 1 else f"{value:g} fragments"
+        return "" if value == 1 else f"{value} fragments"

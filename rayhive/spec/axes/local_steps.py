@@ -42,4 +42,4 @@ class LocalSteps(Axis):
 
     def label(self, value: Any) -> str:
         """Return the number of batches, or nothing without local steps."""
-        return "" if value is None else f"local{value:g}"
+        return "" if value is None else f"local{value}"
