@@ -61,6 +61,7 @@ class Results:
         by: Configuration columns that make a row of the table; empty for all of them.
         damaged: Error of each replicate with an attempt that could not be read and has no row, and
             what becomes of the replicate.
+        wanted: Replicates of each row that the study asks for; None if it is not known.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Results:
     rows: tuple[Row, ...]
     by: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
+    wanted: int | None = None
 
     @cached_property
     def folded(self) -> tuple[Row, ...]:
@@ -113,7 +115,8 @@ def load_results(folder: str | Path) -> Results:
     study = _study(folder)
     rows, damaged = _rows(folder)
     name = study.name or folder.resolve().name
-    return Results(name, study.objectives or {}, rows, damaged=damaged)
+    objectives = study.objectives or {}
+    return Results(name, objectives, rows, damaged=damaged, wanted=study.replicates)
 
 
 def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
@@ -150,6 +153,7 @@ class _Study(BaseModel):
     """Fields of ``sweep.yaml`` that results need."""
 
     name: str | None = None
+    replicates: int | None = None
     objectives: dict[str, Direction] | None = None
 
 
@@ -160,7 +164,7 @@ def _study(folder: Path) -> _Study:
     try:
         return _Study.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        text = "not the study of this run: its name and objectives can't be read"
+        text = "not the study of this run: its name, objectives and replicates can't be read"
         raise DamagedError(path, text) from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DamagedError(path, f"not the study of this run: {error}") from error

@@ -103,7 +103,7 @@ def test_faults_are_counted_where_the_plans_of_the_replicates_differ(tmp_path: P
         return page_of(run).words("recommendation")
 
     assert "story: kill of 1 peer at 4 s" in words(4, 4)  # of another peer
-    assert "story: 1 fault a replicate (1 kill)" in words(4, 5)
+    assert "story: 1 fault planned for a replicate (1 kill)" in words(4, 5)
 
 
 def test_many_faults_of_a_plan_are_counted_by_kind() -> None:
@@ -115,7 +115,10 @@ def test_many_faults_of_a_plan_are_counted_by_kind() -> None:
     assert faults_text(few) == (
         "kill of 1 peer at 0 s, healed after 2 s; kill_node of 1 node at 1 s, healed after 2 s"
     )
-    assert faults_text(many) == "4 faults a replicate (2 kill, 2 kill_node), each healed after 2 s"
+    assert (
+        faults_text(many)
+        == "4 faults planned for a replicate (2 kill, 2 kill_node), each healed after 2 s"
+    )
 
 
 def test_without_rates_the_map_says_what_is_missing(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def faults_text(plan: FaultPlan) -> str:
 
 
 def _counts(plans: Sequence[FaultPlan]) -> str:
-    """Return how many faults of each kind a replicate has; empty without any."""
+    """Return how many faults of each kind are planned for a replicate; empty without any."""
     listed = []
     for kind in dict.fromkeys(fault.kind for plan in plans for fault in plan.faults):
         numbers = [sum(fault.kind == kind for fault in plan.faults) for plan in plans]
@@ -105,7 +105,7 @@ def _counts(plans: Sequence[FaultPlan]) -> str:
     heals = [fault.heal_after_s for plan in plans for fault in plan.faults]
     known = [seconds for seconds in heals if seconds is not None]
     healed = f", each healed after {_range_text(known)} s" if len(known) == len(heals) else ""
-    return f"{_range_text(totals)} {noun} a replicate ({words}){healed}"
+    return f"{_range_text(totals)} {noun} planned for a replicate ({words}){healed}"
 
 
 def _range_text(numbers: Sequence[float]) -> str:

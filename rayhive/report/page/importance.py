@@ -50,6 +50,7 @@ class Importance:
         rows: Number of configurations that it is computed from.
         objectives: Objective -> axes, the most important first.
         constant: Axes that had one value only.
+        together: Groups of axes that change together, so that their shares can't be told apart.
         reason: Why there is nothing to show; empty otherwise.
     """
 
@@ -58,6 +59,7 @@ class Importance:
     objectives: Mapping[str, tuple[AxisImportance, ...]]
     constant: tuple[str, ...]
     reason: str = ""
+    together: tuple[tuple[str, ...], ...] = ()
 
     @property
     def hint(self) -> bool:
@@ -85,7 +87,16 @@ def _of_group(run: RunData, rows: Sequence[Row]) -> Importance:
         )
         return Importance(where, len(known), {}, constant, reason)
     found = {name: _importance(known, differing, name) for name in run.results.objectives}
-    return Importance(where, len(known), found, constant)
+    return Importance(where, len(known), found, constant, together=_together(known, differing))
+
+
+def _together(rows: Sequence[Row], axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of axes that divide the rows alike."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for axis in axes:
+        values = [_choice(row, axis) for row in rows]
+        groups.setdefault(tuple(map(values.index, values)), []).append(axis)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
 def _importance(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from rayhive.metrics.folds import Reduced
 from rayhive.metrics.rows import NO_FAULTS, place_of
 from rayhive.report.numbers import with_times_signs
 from rayhive.report.page.run_data import RunData
+from rayhive.report.table_notes import count_text
 
 #: Longest study that is shown in full [characters].
 LONGEST = 40_000
@@ -55,7 +57,11 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), words
     for column in group_columns("provenance"):
         values = sorted({str(row[column.name]) for row in run.results.folded if row[column.name]})
-        if values and column.name not in session:
+        of = Counter(str(row[column.name]) for row in run.results.rows if row[column.name])
+        if column.name == "git_revision" and len(of) > 1:
+            counts = (f"{name} ({count_text(n, 'replicate')})" for name, n in of.most_common())
+            yield "git revisions", ", ".join(counts)
+        elif values and column.name not in session:
             rule = column.fold
             text = rule.function(values) if isinstance(rule, Reduced) else " | ".join(values)
             yield column.name.replace("_", " "), with_times_signs(str(text))

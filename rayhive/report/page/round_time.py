@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
@@ -56,10 +57,7 @@ def round_times(timeline: Timeline) -> RoundTimes | None:
     rounds = [event for events in timeline.by_peer(Round).values() for event in events[1:]]
     states = [event for events in timeline.by_peer(StateRound).values() for event in events[1:]]
     steps = [event for events in timeline.by_peer(Transition).values() for event in events[1:]]
-    computing = [
-        None if event.accumulating_s is None else event.accumulating_s - (event.background_s or 0.0)
-        for event in rounds
-    ]
+    computing = list(_computing(timeline))
     parts: dict[str, float] = {}
     for name, seconds in _steps(rounds).items():
         parts[name] = median(seconds)
@@ -76,6 +74,20 @@ def round_times(timeline: Timeline) -> RoundTimes | None:
         steps=parts,
         rounds=len(steps),
     )
+
+
+def _computing(timeline: Timeline) -> Iterator[float]:
+    """Yield the time in which each peer computed for each round, without evaluation [s]."""
+    steps = timeline.by_peer(Transition)
+    for peer, rounds in timeline.by_peer(Round).items():
+        evaluated = {
+            step.round: step.t - before.t - step.seconds
+            for before, step in pairwise(steps.get(peer, ()))
+        }
+        for event in rounds[1:]:
+            if event.accumulating_s is not None:
+                waited = (event.background_s or 0.0) + max(0.0, evaluated.get(event.round, 0.0))
+                yield max(0.0, event.accumulating_s - waited)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayhive.columns import Column, Row
+from rayhive.metrics.folds import Total
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.brief import COUNTS
 from rayhive.report.page.run_data import RunData
@@ -49,11 +50,13 @@ class PageColumn:
         column: Its declaration.
         first: Whether it is shown at first.
         numeric: Whether it is sorted by number.
+        total: Whether its values are sums over replicates.
     """
 
     column: Column
     first: bool
     numeric: bool
+    total: bool
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,12 @@ def page_table(run: RunData) -> PageTable:
         wanted |= {*FIRST_OF_FAULTS}
     order = _objectives_first([column.name for column in model.columns], model.keys, run)
     columns = tuple(
-        PageColumn(column, n < model.keys or column.name in wanted, column.folded_type != "text")
+        PageColumn(
+            column=column,
+            first=n < model.keys or column.name in wanted,
+            numeric=column.folded_type != "text",
+            total=isinstance(column.fold, Total) and not column.fold.share,
+        )
         for n, column in ((at, model.columns[at]) for at in order)
     )
     marks = {id(each.row): each.mark for each in run.recommendations if len(each.candidates) > 1}

@@ -104,14 +104,13 @@ def link_rate(link: Any) -> float | None:
 
 
 def _failures(run: RunData, row: dict[str, Any]) -> float | None:
-    """Return the faults per peer and hour of all rows under the conditions of a row."""
+    """Return the faults per peer and hour of the swarms under the conditions of a row."""
     if row["scenario"] == NO_FAULTS:
         return 0.0
     under = next(rows for rows in run.groups if any(each is row for each in rows))
-    fired = [each["faults_fired"] for each in under if each["n"]]
-    seconds = [
-        float(each["peer_seconds"] or 0) * int(each["n"] or 0) for each in under if each["n"]
-    ]
+    swarms = [each for each in under if each["n"] and each["baseline"] is None]
+    fired = [each["faults_fired"] for each in swarms]
+    seconds = [float(each["peer_seconds"] or 0) * int(each["n"] or 0) for each in swarms]
     if None in fired or not sum(seconds):
         return None
     return 3600 * sum(int(count or 0) for count in fired) / sum(seconds)

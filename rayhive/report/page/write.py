@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 import rayhive
+from rayhive.columns import FoldedRow
 from rayhive.errors import RayhiveError
 from rayhive.files import write_atomically
 from rayhive.metrics.logs import last_timeline
@@ -30,6 +31,7 @@ from rayhive.report.page.timeline import fault_pictures, timeline_charts
 from rayhive.report.page.verdict import fault_summary, robust_choices, rule_text, verdicts
 from rayhive.report.page.winner_map import winner_map
 from rayhive.report.results import Results, load_results
+from rayhive.report.table_notes import count_text
 from rayhive.timeline import Timeline
 
 #: Name of the report in a run folder.
@@ -85,6 +87,7 @@ def report_html(folder: Path, results: Results, *, reload_s: float | None = None
         map=winner_map(run),
         provenance=provenance(run),
         states=_states(run),
+        lacking=_lacking(run.results),
     )
 
 
@@ -118,6 +121,17 @@ def notice_html(points: Iterable[GridPoint]) -> str:
 def _states(run: RunData) -> Mapping[str, int]:
     states = [str(row["state"]) for row in run.results.rows]
     return {state: states.count(state) for state in dict.fromkeys(states)}
+
+
+def _lacking(results: Results) -> str:
+    """Return how many replicates the rows of a table lack; empty if none."""
+    wanted = results.wanted or 0
+    rows = [row for row in results.folded if isinstance(row, FoldedRow)]
+    short = [lack for row in rows if (lack := wanted - len(row.replicates.ran)) > 0]
+    if not short:
+        return ""
+    asked, all_rows = count_text(wanted, "replicate"), count_text(len(rows), "row")
+    return f"The study asks for {asked} of each row: {len(short)} of {all_rows} lack {sum(short)}."
 
 
 def _page(template: str, **values: Any) -> str:

@@ -1,0 +1,110 @@
+"""What a report says of its own basis: missing replicates, revisions, sums, shares, evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.page.importance import importances
+from rayhive.report.page.round_time import round_times
+from rayhive.report.page.run_data import read_run
+from rayhive.report.page.table import page_table
+from rayhive.report.page.winner_map import winner_map
+from rayhive.report.page.write import report_html
+from rayhive.report.results import load_results
+from rayhive.spec import Configuration
+from rayhive.spec.swarm import Link, NodeClass
+from tests.fixtures.faulted import kill_and_restart
+from tests.fixtures.logs import START, Log, make_spec, timeline_of, write_replicate, write_run
+from tests.fixtures.report_pages import page_of, sweep
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (2, ""),
+        (3, "The study asks for 3 replicates of each row: 4 of 4 rows lack 4."),
+    ],
+)
+def test_missing_replicates_are_told(tmp_path: Path, wanted: int, text: str) -> None:
+    run = sweep(tmp_path / "run")
+    study = run / "sweep.yaml"
+    study.write_text(study.read_text() + f"replicates: {wanted}\n")
+    page = report_html(run, load_results(run))
+    assert text in page and ("The study asks" in page) == bool(text)
+
+
+def test_several_revisions_are_counted(tmp_path: Path) -> None:
+    specs = [make_spec(replicate=n, git_revision="old" if n else "new") for n in range(3)]
+    words = page_of(write_run(tmp_path / "run", map(Log, specs))).words("provenance")
+    assert "git revisions old (2 replicates), new (1 replicate)" in words
+
+
+def test_sums_are_marked(tmp_path: Path) -> None:
+    run = sweep(tmp_path / "run")
+    table = page_table(read_run(run, load_results(run)))
+    totals = {each.column.name for each in table.columns if each.total}
+    assert "rounds_partial" in totals
+    assert totals.isdisjoint({"final_loss", "samples_per_s", "reached_target"})
+    words = page_of(run).words("table")
+    assert "rounds_partial Σ" in words and "final_loss Σ" not in words
+
+
+def test_axes_that_change_together_are_named(tmp_path: Path) -> None:
+    logs = []
+    for trial, codec in enumerate(("none", "float16", "uniform8", "none")):
+        delay = "state" if codec == "none" else "none"
+        steps = {"none": None, "float16": 4, "uniform8": 8}[codec]
+        outer = {} if steps is None else {"outer_lr": 0.7, "outer_momentum": 0.0}
+        if trial == 3:
+            outer |= {"powersgd_rank": 1, "min_compression_ratio": 0.5}
+        chosen = Configuration(codec=codec, delay=delay, local_steps=steps, **outer)
+        seconds = (2.0 + trial, 0.5, 0.6, 0.7)
+        logs.append(Log(make_spec(trial=trial, configuration=chosen), seconds=seconds))
+    run = write_run(tmp_path / "run", logs)
+    (found,) = importances(read_run(run, load_results(run)))
+    assert set(found.together) == {
+        ("codec", "local_steps"),
+        ("powersgd_rank", "min_compression_ratio"),
+        ("delay", "outer_lr", "outer_momentum"),
+    }
+    assert "told apart: codec, local_steps" in page_of(run).words("importance")
+
+
+def test_evaluation_is_no_part_of_computing() -> None:
+    """The second round takes 1 s, and an evaluation in it 3 s more."""
+    log = Log(seconds=(2.0, 1.0), rounds={(2, 0): {"accumulating_s": 3.8, "background_s": 0.1}})
+    events = []
+    for event in (*log.head(), *log.of_peer(0)):
+        at = {1: START + 10.0, 2: START + 14.0}.get(event.get("round", 0))
+        events.append({**event, "t": at} if at and event["kind"] == "transition" else event)
+    times = round_times(timeline_of(log.spec, events))
+    assert times is not None
+    assert times.phases["computing"] == pytest.approx(3.8 - 0.1 - 3.0)
+    assert times.phases["whole round"] == 1.0
+
+
+def test_the_failure_rate_of_the_map_is_that_of_the_swarms(tmp_path: Path) -> None:
+    rates = []
+    for baseline in (False, True):
+        run = write_run(tmp_path / str(baseline), [], {"samples_per_s": "maximize"})
+        for trial, codec in enumerate(("none", "float16", "ddp")[: 3 if baseline else 2]):
+            of = {"baseline": codec, "trial": None} if codec == "ddp" else {"trial": trial}
+            fields = {} if codec == "ddp" else {"configuration": Configuration(codec=codec)}
+            story = kill_and_restart(**of, **fields)
+            classes = {"all": NodeClass(count=3, link=Link(rate_mbit=10, delay_ms=10))}
+            swarm = story.spec.swarm.model_copy(update={"node_classes": classes})
+            spec = story.spec.model_copy(update={"swarm": swarm})
+            events = [
+                {**event, "spec": spec.model_dump(mode="json")} if "spec" in event else event
+                for event in story.events
+            ]
+            if codec == "ddp":  # it missed its fault
+                events = [event for event in events if not event["kind"].startswith("fault_")]
+            write_replicate(run, spec, events)
+        points = winner_map(read_run(run, load_results(run))).points
+        rates += [point.failures for point in points if point.scenario != NO_FAULTS]
+    first, second = rates
+    assert first == second > 0
