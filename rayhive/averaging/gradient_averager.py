@@ -36,7 +36,11 @@ def type_of_sums(tensor: torch.Tensor) -> torch.dtype:
 
 def shared_zeros(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return buffers for the averages of the gradients of parameters, shared between processes."""
-    zeros = [torch.zeros(each.shape, dtype=type_of_sums(each)) for each in parameters]
+    # with the strides of the parameters: fused optimizers read both in the order of memory
+    zeros = (
+        torch.zeros_like(each.detach(), dtype=type_of_sums(each), device="cpu")
+        for each in parameters
+    )
     return [each.share_memory_() for each in zeros]  # type: ignore[no-untyped-call]
 
 

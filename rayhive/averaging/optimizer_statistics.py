@@ -32,8 +32,9 @@ def are_quantised(optimizer: torch.optim.Optimizer) -> bool:
     """
     return any(
         value.numel() == parameter.numel() > 1 and not value.is_floating_point()
-        for parameter, values in optimizer.state.items()
-        for value in values.values()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for value in optimizer.state.get(parameter, {}).values()
         if isinstance(value, torch.Tensor)
     )
 

@@ -100,7 +100,7 @@ class PowerSGDPayload:
     * Factors are computed in a thread, not in the event loop that serves the network.
 
     With the default options the averaged tensors are hivemind's, so that both kinds of peers can
-    form a group.
+    form a group; of 16-bit parameters, whose averages are float32 here, they are not.
 
     Args:
         gradients: All averaged gradients, in memory that the processes of the peer share.

@@ -168,11 +168,8 @@ class LocalSteps:
     @torch.no_grad()
     def adopt(self, outer: Sequence[torch.Tensor]) -> None:
         """Go on from outer parameters that have changed, with the progress of no round yet."""
-        shown = self.shows_outer
-        self.hide_outer()
-        self._adopt(outer)
-        if shown:
-            self.show_outer()
+        with self._own_shown():
+            self._adopt(outer)
 
     def _adopt(self, outer: Sequence[torch.Tensor]) -> None:
         taken, self._taken = self._taken, {}
@@ -231,7 +228,8 @@ class LocalSteps:
     def drop(self) -> None:
         """Return to the outer parameters, without the progress that is in no round yet."""
         self._carried = [_Work() for _ in self._members]
-        self._return(range(len(self.parameters)))
+        with self._own_shown():
+            self._return(range(len(self.parameters)))
 
     @torch.no_grad()
     def _return(self, indices: Iterable[int]) -> None:
@@ -258,6 +256,15 @@ class LocalSteps:
             self._own = [each.detach().clone() for each in self.parameters]
             for local, start in zip(self.parameters, self._start, strict=True):
                 local.copy_(start)
+
+    @contextmanager
+    def _own_shown(self) -> Iterator[None]:
+        """Give the module its local parameters in the body, which changes them."""
+        shown = self.shows_outer
+        self.hide_outer()
+        yield
+        if shown:
+            self.show_outer()
 
     @torch.no_grad()
     def hide_outer(self) -> None:

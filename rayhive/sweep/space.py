@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -165,34 +166,44 @@ class SearchSpace:
         Args:
             enqueued: Further configurations, inside or outside the space.
         """
+        if self._listed is None:
+            return None
+        return len({*self._listed, *map(self.key, enqueued)})
+
+    @cached_property
+    def _listed(self) -> dict[str, list[Configuration]] | None:
+        """Every configuration, by key; None if they are too many to list."""
         everything = self.every()
         if everything is None:
             return None
-        return len({self.key(item) for item in (*everything, *enqueued)})
+        found: dict[str, list[Configuration]] = {}
+        for item in everything:
+            found.setdefault(self.key(item), []).append(item)
+        return found
 
     def unseen(self, seen: set[str], random: Random | None) -> Configuration | None:
         """Return a configuration whose key is not in ``seen``, or None.
 
         If the space can be listed the answer is exact. Otherwise it depends on several hundred
-        draws.
+        draws. A range is drawn from as the sampler does.
 
         Args:
             seen: Keys of configurations.
             random: Chooses one of those that are left; None for the first one of a space that can
                 be listed.
         """
-        everything = self.every()
-        if everything is not None:
-            rest = [item for item in everything if self.key(item) not in seen]
-            if random is None:
-                return rest[0] if rest else None
-            return random.choice(rest) if rest else None
-        random = random or Random(0)
-        for _ in range(ENOUGH_DRAWS):
-            configuration = self.draw(drawn(random))
-            if self.key(configuration) not in seen:
-                return configuration
-        return None
+        ranges = any(isinstance(getattr(self.space, axis.name), Range) for axis in AXES)
+        if self._listed is None or (ranges and random is not None):
+            random = random or Random(0)
+            for _ in range(ENOUGH_DRAWS):
+                configuration = self.draw(drawn(random))
+                if self.key(configuration) not in seen:
+                    return configuration
+        left = (items for key, items in (self._listed or {}).items() if key not in seen)
+        rest = [item for items in left for item in items]
+        if random is None:
+            return rest[0] if rest else None
+        return random.choice(rest) if rest else None
 
 
 def check_sampler(config: SweepConfig) -> Iterator[Problem]:
@@ -202,7 +213,8 @@ def check_sampler(config: SweepConfig) -> Iterator[Problem]:
     points = {axis.name: axis.choices(getattr(config.space, axis.name)) for axis in AXES}
     ranges = [name for name, values in points.items() if values is None]
     if ranges:
-        allowed = f"a grid needs lists of values: {', '.join(ranges)} is a range; use tpe or random"
+        named = ", ".join(ranges)
+        allowed = f"a grid needs lists of values: {named} is a range; use tpe or random"
         yield Problem("sampler", "grid", allowed)
         return
     size = math.prod(len(values) for values in points.values() if values is not None)

@@ -141,6 +141,15 @@ def test_many_batches_of_any_parameters_count_alike(
         torch.testing.assert_close(tensor, torch.ones_like(tensor), rtol=1e-5, atol=0.0)
 
 
+def test_averages_have_the_strides_of_their_parameters() -> None:
+    """A fused optimizer reads a gradient in the order of memory of its parameter."""
+    averager = unstarted(RayhiveGradientAverager, [])
+    parameter = torch.nn.Parameter(torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last))
+    averager = RayhiveGradientAverager([parameter], dht=averager.dht, prefix="test", start=False)
+    with averager.get_tensors() as (averaged,):
+        assert averaged.stride() == parameter.stride()
+
+
 def test_reused_buffers_refuse_a_batch_of_unannounced_size() -> None:
     averager = unstarted(RayhiveGradientAverager, SHAPES, reuse_grad_buffers=True)
     averager.reset_accumulated_grads_()

@@ -60,6 +60,9 @@ def test_quantised_statistics_are_not_averaged() -> None:
         codes = torch.zeros(parameter.shape, dtype=torch.uint8)
         optimizer.state[parameter] = {"codes": codes, "scale": torch.ones(1)}
     assert averageable(optimizer) == ()
+    resumed: Any = optimizer.state
+    resumed["local_epoch"] = 7  # of the checkpoint of a swarm
+    assert averageable(optimizer) == ()
     rule = LocalStepsRule(4, 0.7, 0.9, inner_state="average")
     with pytest.raises(ConfigError, match=r"inner_state: 'average' .* of SGD are quantised"):
         rule.outer_arguments(optimizer=optimizer, target_batch_size=32)

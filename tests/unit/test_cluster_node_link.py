@@ -71,6 +71,37 @@ def test_the_end_of_a_fault_leaves_the_other_one_on_its_link(
     asyncio.run(go())
 
 
+def test_a_change_is_undone_by_a_second_attempt(
+    link: NodeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        await link.change(LinkChange(rate_mbit=5.0), "f0")
+        with monkeypatch.context() as broken:
+            broken.setattr(Veth, "update", lambda self, **_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await link.undo("f0")
+        assert await link.undo("f0") == MADE
+        await link.change(LinkChange(rate_mbit=5.0), "f0")
+        await asyncio.gather(link.undo("f0"), link.change(LinkChange(rate_mbit=1.0), "f1"))
+        assert (await link.now()).rate_mbit == 1.0
+
+    asyncio.run(go())
+
+
+def test_equal_names_of_two_runs_are_two_changes(link: NodeLink, tmp_path: Path) -> None:
+    runs = Runs()
+    runs["a"] = runs["b"] = tmp_path
+    toolbox = Toolbox(runs, link)
+
+    async def go() -> None:
+        for run, change in (("a", LinkChange(rate_mbit=5.0)), ("b", LinkChange(delay_ms=80.0))):
+            await toolbox.use(run, "link_shaping", "f0", "start", change.model_dump(mode="json"))
+        await toolbox.use("a", "link_shaping", "f0", "stop", None)
+        assert await link.now() == MADE.model_copy(update={"delay_ms": 80.0})
+
+    asyncio.run(go())
+
+
 def test_a_restored_link_has_no_changes_left(link: NodeLink) -> None:
     async def go() -> None:
         await link.change(LinkChange(loss=0.5), "f0")

@@ -25,7 +25,7 @@ from tests.fixtures.report_pages import page_of, sweep
     ("wanted", "text"),
     [
         (2, ""),
-        (3, "The study asks for 3 replicates of each row: 4 of 4 rows lack 4."),
+        (3, "The study asks for 3 replicates of each row: it lacks 4 more, in 4 of 4 rows."),
     ],
 )
 def test_missing_replicates_are_told(tmp_path: Path, wanted: int, text: str) -> None:
@@ -73,16 +73,19 @@ def test_axes_that_change_together_are_named(tmp_path: Path) -> None:
     assert "told apart: codec, local_steps" in page_of(run).words("importance")
 
 
-def test_evaluation_is_no_part_of_computing() -> None:
-    """The second round takes 1 s, and an evaluation in it 3 s more."""
-    log = Log(seconds=(2.0, 1.0), rounds={(2, 0): {"accumulating_s": 3.8, "background_s": 0.1}})
+@pytest.mark.parametrize(("baseline", "computing"), [(None, 0.7), ("ddp", 3.7)])
+def test_evaluation_is_no_part_of_computing(baseline: str | None, computing: float) -> None:
+    """The second round takes 1 s, and an evaluation 3 s more: before the round of a baseline."""
+    spec = make_spec(baseline=baseline, trial=None if baseline else 0)
+    rounds = {(2, 0): {"accumulating_s": 3.8, "background_s": 0.1}}
+    log = Log(spec, seconds=(2.0, 1.0), rounds=rounds)
     events = []
     for event in (*log.head(), *log.of_peer(0)):
         at = {1: START + 10.0, 2: START + 14.0}.get(event.get("round", 0))
         events.append({**event, "t": at} if at and event["kind"] == "transition" else event)
     times = round_times(timeline_of(log.spec, events))
     assert times is not None
-    assert times.phases["computing"] == pytest.approx(3.8 - 0.1 - 3.0)
+    assert times.phases["computing"] == pytest.approx(computing)
     assert times.phases["whole round"] == 1.0
 
 

@@ -142,6 +142,19 @@ def test_a_range_of_whole_numbers_has_values() -> None:
     assert SearchSpace(steps, SHAPES).size() is None
 
 
+def test_a_listed_range_is_drawn_from_as_a_range() -> None:
+    steps = Range(low=1, high=1000, log=True)
+    outer = {"outer_lr": [0.7], "outer_momentum": [0.0]}
+    search, random = SearchSpace(Space(local_steps=steps, **outer), SHAPES), Random(0)
+    found = [search.unseen(set(), random) for _ in range(101)]
+    median = sorted(item.local_steps or 0 for item in found if item is not None)[50]
+    assert 10 < median < 100, "half of them are below the middle of the logarithms, 32"
+    left = {search.key(item) for item in search.every() or ()}
+    last = left.pop()
+    chosen = search.unseen(left, random)
+    assert chosen is not None and search.key(chosen) == last
+
+
 @pytest.mark.parametrize("space", [WIDE, FINITE])
 def test_unseen_finds_every_key_and_then_none(space: Space) -> None:
     search, random = SearchSpace(space, SHAPES), Random(0)

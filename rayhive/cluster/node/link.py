@@ -37,6 +37,7 @@ class NodeLink:
         self._number = int(variable) if number is None and variable is not None else number
         # Present changes by name, oldest first.
         self._changes: dict[str, dict[str, float]] = {}
+        self._lock = asyncio.Lock()  # of the changes and the setting that they make
 
     @property
     def exists(self) -> bool:
@@ -63,8 +64,9 @@ class NodeLink:
             name: Name of the change, for :meth:`undo`.
         """
         given = to.model_dump(exclude_none=True)
-        before = await self._with_veth(lambda veth: veth.update(**given)[0])
-        self._changes[name] = {**self._changes.pop(name, {}), **given}
+        async with self._lock:
+            before = await self._with_veth(lambda veth: veth.update(**given)[0])
+            self._changes[name] = {**self._changes.pop(name, {}), **given}
         return before
 
     async def undo(self, name: str) -> Link:
@@ -73,17 +75,22 @@ class NodeLink:
         Returns:
             The setting afterwards.
         """
-        undone = self._changes.pop(name, {})
-        made = await self._do(lambda state, node: node.link.model_dump())
-        values = made | {key: v for each in self._changes.values() for key, v in each.items()}
-        given = {key: values[key] for key in undone}
-        return await self._with_veth(lambda veth: veth.update(**given)[1])
+        async with self._lock:
+            values = await self._do(lambda state, node: node.link.model_dump())
+            for other, change in self._changes.items():
+                values |= change if other != name else {}
+            given = {key: values[key] for key in self._changes.get(name, {})}
+            now = await self._with_veth(lambda veth: veth.update(**given)[1])
+            self._changes.pop(name, None)  # only now: a stop that failed is repeated
+        return now
 
     async def restore(self) -> Link:
         """Restore the link's setting in the testbed's configuration, and return it."""
-        self._changes.clear()
-        made = await self._do(lambda state, node: node.link.model_dump())
-        return await self._with_veth(lambda veth: veth.update(**made)[1])
+        async with self._lock:
+            made = await self._do(lambda state, node: node.link.model_dump())
+            now = await self._with_veth(lambda veth: veth.update(**made)[1])
+            self._changes.clear()
+        return now
 
     async def counters(self) -> dict[str, int]:
         """Return the bytes and packets that passed the node's data interface, and the drops."""

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from rayhive.errors import RayhiveError
 from rayhive.faults.ending import EndsPeers, Preemption, ReplacedArgs
 from rayhive.faults.kind import Proof, Record, Targets
-from rayhive.faults.steps import require_living
+from rayhive.faults.steps import for_each, require_living
 from rayhive.faults.target import FaultTarget
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Preempt(EndsPeers):
     about = "Tells a peer that it will be taken away, and does it at the deadline."
     args: PreemptArgs
 
-    _drained: tuple[str, ...] = ()
+    _drained: frozenset[str] = frozenset()
 
     async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Give the notice."""
@@ -60,11 +60,12 @@ class Preempt(EndsPeers):
         """Return None for each node that was drained, or the cluster's reason for a refusal."""
         drained: dict[str, str | None] = {}
         for node in {swarm.node_of(peer): None for peer in targets} if self.args.drain else ():
+            self._drained |= {node}  # also if this is cut off half way
             try:
                 await swarm.drain(node, self.args.notice_s)
                 drained[node] = None
-                self._drained += (node,)
             except RayhiveError as error:
+                self._drained -= {node}
                 drained[node] = str(error)
         return drained
 
@@ -76,10 +77,14 @@ class Preempt(EndsPeers):
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Restart the nodes that Ray drained: only a new node takes the next replicate's peers."""
-        for node in self._drained:
+
+        async def restart(node: str) -> None:
             try:
                 await swarm.kill_node(node)
-                await swarm.start_node(node)
             except RayhiveError as error:
                 logger.warning(f"{node} stays drained: {error}")
+            else:
+                await swarm.start_node(node)
+
+        await for_each(sorted(self._drained), restart)
         await super().teardown(swarm)

@@ -189,7 +189,9 @@ class _TimeAccount:
     ) -> None:
         """Account for the time from the previous transition to this one."""
         parts = self._known(step.t, clock_s)
-        explained = sum(seconds for name, seconds in parts if name != TRANSFER)
+        # a round of a baseline begins after the evaluation
+        apart = {TRANSFER} if self._timeline.spec.baseline is None else {TRANSFER, EVALUATION}
+        explained = sum(seconds for name, seconds in parts if name not in apart)
         if round_ is not None and self._delay != "gradients":  # not in the background
             parts += _waits(round_)
         parts += self._update(step.update_s or 0.0, state)

@@ -95,7 +95,8 @@ def _together(rows: Sequence[Row], axes: Sequence[str]) -> tuple[tuple[str, ...]
     groups: dict[tuple[int, ...], list[str]] = {}
     for axis in axes:
         values = [_choice(row, axis) for row in rows]
-        groups.setdefault(tuple(map(values.index, values)), []).append(axis)
+        if len(set(values)) > 1:
+            groups.setdefault(tuple(map(values.index, values)), []).append(axis)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 

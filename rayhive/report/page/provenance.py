@@ -50,16 +50,18 @@ def provenance(run: RunData) -> Provenance:
 def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "folder", str(run.folder.resolve())
     session = _session(run.folder)
+    revisions = Counter(str(r["git_revision"]) for r in run.results.rows if r["git_revision"])
     for name in ("started", "git_revision", "git_dirty", "link"):
-        if session.get(name) is not None:
+        if session.get(name) is not None and not (name == "git_revision" and len(revisions) > 1):
             value = session[name]
             words = ("no", "yes")[value] if isinstance(value, bool) else str(value)
             yield name.replace("_", " "), words
     for column in group_columns("provenance"):
         values = sorted({str(row[column.name]) for row in run.results.folded if row[column.name]})
-        of = Counter(str(row[column.name]) for row in run.results.rows if row[column.name])
-        if column.name == "git_revision" and len(of) > 1:
-            counts = (f"{name} ({count_text(n, 'replicate')})" for name, n in of.most_common())
+        if column.name == "git_revision" and len(revisions) > 1:
+            counts = (
+                f"{name} ({count_text(n, 'replicate')})" for name, n in revisions.most_common()
+            )
             yield "git revisions", ", ".join(counts)
         elif values and column.name not in session:
             rule = column.fold

@@ -77,8 +77,12 @@ def round_times(timeline: Timeline) -> RoundTimes | None:
 
 
 def _computing(timeline: Timeline) -> Iterator[float]:
-    """Yield the time in which each peer computed for each round, without evaluation [s]."""
-    steps = timeline.by_peer(Transition)
+    """Yield the time in which each peer computed for each round, without evaluation [s].
+
+    A baseline evaluates between rounds, and a peer of a swarm within them.
+    """
+    swarm = timeline.spec.baseline is None
+    steps = timeline.by_peer(Transition) if swarm else {}
     for peer, rounds in timeline.by_peer(Round).items():
         evaluated = {
             step.round: step.t - before.t - step.seconds

@@ -131,7 +131,8 @@ def _lacking(results: Results) -> str:
     if not short:
         return ""
     asked, all_rows = count_text(wanted, "replicate"), count_text(len(rows), "row")
-    return f"The study asks for {asked} of each row: {len(short)} of {all_rows} lack {sum(short)}."
+    missing = f"{sum(short)} more, in {len(short)} of {all_rows}"
+    return f"The study asks for {asked} of each row: it lacks {missing}."
 
 
 def _page(template: str, **values: Any) -> str:
