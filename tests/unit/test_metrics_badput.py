@@ -14,7 +14,7 @@ from rayhive.metrics.groups.badput import time_spent
 from rayhive.metrics.rows import timeline_row
 from rayhive.spec import Configuration
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
-from tests.fixtures.logs import Log, timeline_of
+from tests.fixtures.logs import START, Log, make_spec, timeline_of
 
 TIME = [column.name for column in group_columns("time")]
 CLASSES = TIME[1:]
@@ -197,3 +197,23 @@ def test_classes_add_up_for_incomplete_logs(data: st.DataObject) -> None:
         assert all(seconds >= 0 for seconds in classes.values())
         assert set(classes) <= set(CLASSES)
         assert math.isclose(sum(classes.values()), total, rel_tol=1e-9, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize(("baseline", "productive"), [(None, 4.5), ("ddp", 5.0)])
+def test_the_round_of_a_baseline_begins_after_the_evaluation(
+    baseline: str | None, productive: float
+) -> None:
+    """Each round counts 2.5 s of samples; the evaluation of 0.5 s is part of it in a swarm only."""
+    spec = make_spec(baseline=baseline, trial=None if baseline else 0)
+    computed = {
+        (n, 0): {"accumulating_s": 2.5, "waited_s": 0.0, "averaging_s": 0.0} for n in (1, 2)
+    }
+    log = Log(spec, losses=(), seconds=(2.5, 3.0), rounds=computed)
+    events = [event for event in (*log.head(), *log.of_peer(0)) if event["kind"] != "state_round"]
+    moments = {"training_started": 0.0, "round": 2.5, "transition": 2.5, "peer_finished": 6.0}
+    for event in events:
+        late = 3.5 if event.get("round") == 2 and event["kind"] != "peer_finished" else 0.0
+        event["t"] = START + 5.0 + moments.get(event["kind"], 2.6 + late) + late
+    shares, _ = time_spent(timeline_of(spec, sorted(events, key=lambda event: event["t"])))
+    assert shares["evaluation_s"] == pytest.approx(0.5)
+    assert shares["productive_s"] == pytest.approx(productive + 0.02, abs=0.1)
