@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import urllib.request
 from collections.abc import Mapping
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,19 @@ def scraped(port: int) -> Samples:
 def test_an_embedded_ray_serves_the_metrics_of_its_replicates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a process of its own: Ray exports a driver's metrics for the first Ray of a process."""
     port = free_port()
     monkeypatch.setenv(PORT, str(port))
+    driver = get_context("spawn").Process(target=serve, args=(tmp_path, port))
+    driver.start()
+    driver.join()
+    assert driver.exitcode == 0
+
+
+def serve(folder: Path, port: int) -> None:
+    """Run a replicate, and check what is served at a port meanwhile and afterwards."""
     with Cluster.connect("local", forkserver_command=FAKE_FORKSERVER) as cluster:
-        handle = cluster.start(replicate(tmp_path, rounds=None))
+        handle = cluster.start(replicate(folder, rounds=None))
         sweep = SweepMetrics("study", 3)
         sweep.ended("completed")
         samples: Samples = {}
