@@ -254,6 +254,7 @@ def _ray_start(
             for pid in users_of(folder):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            eventually(lambda: not users_of(folder), 10.0)
 
 
 def free_port() -> int:
