@@ -46,6 +46,7 @@ class FakeLink(NodeLink):
     made: Link = MADE
     set_to: Link = MADE
     cuts: dict[str, str] = field(default_factory=dict)
+    changes: dict[str, dict[str, float]] = field(default_factory=dict)
 
     async def address(self) -> str:
         return "10.0.0.1"
@@ -56,14 +57,21 @@ class FakeLink(NodeLink):
     async def now(self) -> Link:
         return self.set_to
 
-    async def change(self, to: LinkChange) -> Link:
+    async def change(self, to: LinkChange, name: str = "") -> Link:
         before = self.set_to
-        self.set_to = before.model_copy(update=to.model_dump(exclude_none=True))
+        self.changes[name] = to.model_dump(exclude_none=True)
+        self.set_to = before.model_copy(update=self.changes[name])
         return before
 
-    async def restore(self, *keys: str) -> Link:
+    async def undo(self, name: str) -> Link:
         made = self.made.model_dump()
-        self.set_to = self.set_to.model_copy(update={key: made[key] for key in keys or made})
+        given = {key: made[key] for key in self.changes.pop(name, {})}
+        self.set_to = self.set_to.model_copy(update=given)
+        return self.set_to
+
+    async def restore(self) -> Link:
+        self.changes.clear()
+        self.set_to = self.made
         return self.set_to
 
     async def measure(self, *what: str) -> LinkMeasurement:
