@@ -74,8 +74,8 @@ class SearchSpace:
     @property
     def constants(self) -> dict[str, Any]:
         """Name -> value of the axes that have one value in every configuration."""
-        always = [axis for axis in AXES if not axis.depends_on]
-        points = {axis.name: axis.choices(getattr(self.space, axis.name)) for axis in always}
+        always = {axis.name for axis in AXES if not axis.depends_on}
+        points = {name: found for name, found in _choices(self.space).items() if name in always}
         return {name: found[0] for name, found in points.items() if found and len(found) == 1}
 
     def key(self, configuration: Configuration) -> str:
@@ -154,7 +154,7 @@ class SearchSpace:
 
     def every(self) -> Iterator[Configuration] | None:
         """Yield every configuration once per spelling; None if they are too many to list."""
-        points = {axis.name: axis.choices(getattr(self.space, axis.name)) for axis in AXES}
+        points = _choices(self.space)
         listed = {name: values for name, values in points.items() if values is not None}
         if len(listed) < len(points) or math.prod(map(len, listed.values())) > LISTABLE:
             return None
@@ -206,11 +206,16 @@ class SearchSpace:
         return random.choice(rest) if rest else None
 
 
+def _choices(space: Space) -> dict[str, Sequence[Any] | None]:
+    """Return every value of each axis; None for a range that cannot be listed."""
+    return {axis.name: axis.choices(getattr(space, axis.name)) for axis in AXES}
+
+
 def check_sampler(config: SweepConfig) -> Iterator[Problem]:
     """Yield the reason why a study cannot have its sampler."""
     if config.sampler != "grid":
         return
-    points = {axis.name: axis.choices(getattr(config.space, axis.name)) for axis in AXES}
+    points = _choices(config.space)
     ranges = [name for name, values in points.items() if values is None]
     if ranges:
         named = ", ".join(ranges)

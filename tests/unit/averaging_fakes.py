@@ -12,6 +12,9 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
+from rayhive.averaging.outlier_filter import Announcement
+from rayhive.averaging.round_filter import attached
+
 PEER = PeerID(b"the peer itself")
 OTHER = PeerID(b"another peer")
 
@@ -34,6 +37,13 @@ def group_of_one(group_id: bytes = b"group") -> GroupInfo:
     """Return a group in which the peer is alone."""
     dumps = MSGPackSerializer.dumps
     return GroupInfo(group_id, (PEER,), (dumps([None, 0, dumps("mine")]),))
+
+
+def announced_group(*norms: float) -> GroupInfo:
+    """Return a group of the peer and another one that have announced such norms."""
+    dumps = MSGPackSerializer.dumps
+    announced = [attached(dumps(7), Announcement(norm, 1.0)) for norm in norms]
+    return GroupInfo(b"group", (PEER, OTHER), tuple(dumps([1.0, 0, each]) for each in announced))
 
 
 async def stream_of(*messages: Any) -> AsyncIterator[Any]:

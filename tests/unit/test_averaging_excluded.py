@@ -11,15 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from hivemind.averaging.group_info import GroupInfo
-from hivemind.utils import MSGPackSerializer
 
 from rayhive.averaging.averager import MeasuredAverager
-from rayhive.averaging.outlier_filter import Announcement
-from rayhive.averaging.round_filter import ExcludedRoundFailed, attached
+from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.averaging.steps import StepTrace
-from tests.unit.averaging_fakes import OTHER, PEER
+from tests.unit.averaging_fakes import PEER, announced_group
 
 #: The average of the others.
 THEIRS = 2.0
@@ -40,13 +37,6 @@ def offloaded(values: Iterable[float]) -> Any:
     )
 
 
-def group(norm: float) -> GroupInfo:
-    """Return a group in which the peer has announced such a norm, and another one norm 1."""
-    dumps = MSGPackSerializer.dumps
-    announced = [attached(dumps(7), Announcement(n, 1.0)) for n in (norm, 1.0)]
-    return GroupInfo(b"group", (PEER, OTHER), tuple(dumps([1.0, 0, each]) for each in announced))
-
-
 def run_round(averager: Any, monkeypatch: Any, norm: float, trouble: str | None) -> Any:
     """Average with the other peer; the all-reduce may fail between two tensors, or miss one."""
 
@@ -65,7 +55,9 @@ def run_round(averager: Any, monkeypatch: Any, norm: float, trouble: str | None)
 
     monkeypatch.setattr(MeasuredAverager, "_run_allreduce_inplace_", allreduce)
     averager.cancellations = SimpleNamespace(send=lambda *_: None)
-    return asyncio.run(averager.rounds.run(averager, group(norm), StepTrace(), weight=1.0))
+    return asyncio.run(
+        averager.rounds.run(averager, announced_group(norm, 1.0), StepTrace(), weight=1.0)
+    )
 
 
 def parameters_of(averager: Any) -> list[float]:

@@ -8,25 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
-from hivemind.utils import MSGPackSerializer
 
 from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-from rayhive.averaging.outlier_filter import Announcement
-from rayhive.averaging.round_filter import attached
 from rayhive.averaging.steps import StepTrace
 from tests.unit.allreduce_fakes import average, loopback
-from tests.unit.averaging_fakes import OTHER, PEER, unstarted
+from tests.unit.averaging_fakes import announced_group, unstarted
 
 SHAPES = [(40, 100), (7, 3)]
-
-
-def group() -> GroupInfo:
-    dumps = MSGPackSerializer.dumps
-    announced = [attached(dumps(7), Announcement(1.0, 1.0)) for _ in range(2)]
-    return GroupInfo(b"group", (PEER, OTHER), tuple(dumps([1.0, 0, each]) for each in announced))
 
 
 @pytest.mark.parametrize("arrived", [0, 1])
@@ -55,8 +45,9 @@ def test_averages_of_a_failed_attempt_do_not_count_in_the_retry(
     monkeypatch.setattr(MeasuredAverager, "_run_allreduce_inplace_", allreduce)
 
     async def attempt(trace: StepTrace) -> Any:
-        with averager.rounds.opened(group()):
-            return await averager.rounds.run(averager, group(), trace)
+        group = announced_group(1.0, 1.0)
+        with averager.rounds.opened(group):
+            return await averager.rounds.run(averager, group, trace)
 
     async def step() -> Any:
         nonlocal fails

@@ -15,10 +15,9 @@ from rayhive.report.page.winner_map import winner_map
 from rayhive.report.page.write import report_html
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
-from rayhive.spec.swarm import Link, NodeClass
 from tests.fixtures.faulted import kill_and_restart
-from tests.fixtures.logs import START, Log, make_spec, timeline_of, write_replicate, write_run
-from tests.fixtures.report_pages import page_of, sweep
+from tests.fixtures.logs import START, Log, make_spec, timeline_of, write_run
+from tests.fixtures.report_pages import page_of, sweep, write_over_links
 
 
 @pytest.mark.parametrize(
@@ -97,16 +96,7 @@ def test_the_failure_rate_of_the_map_is_that_of_the_swarms(tmp_path: Path) -> No
             of = {"baseline": codec, "trial": None} if codec == "ddp" else {"trial": trial}
             fields = {} if codec == "ddp" else {"configuration": Configuration(codec=codec)}
             story = kill_and_restart(**of, **fields)
-            classes = {"all": NodeClass(count=3, link=Link(rate_mbit=10, delay_ms=10))}
-            swarm = story.spec.swarm.model_copy(update={"node_classes": classes})
-            spec = story.spec.model_copy(update={"swarm": swarm})
-            events = [
-                {**event, "spec": spec.model_dump(mode="json")} if "spec" in event else event
-                for event in story.events
-            ]
-            if codec == "ddp":  # it missed its fault
-                events = [event for event in events if not event["kind"].startswith("fault_")]
-            write_replicate(run, spec, events)
+            write_over_links(run, story, 10, faults=codec != "ddp")  # which missed its fault
         points = winner_map(read_run(run, load_results(run))).points
         rates += [point.failures for point in points if point.scenario != NO_FAULTS]
     first, second = rates

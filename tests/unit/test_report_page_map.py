@@ -10,8 +10,8 @@ from rayhive.spec import Configuration
 from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
 from rayhive.spec.swarm import Link, NodeClass, SwarmConfig
 from tests.fixtures.faulted import Story, kill_and_restart
-from tests.fixtures.logs import PAYLOAD, STATE, Log, make_spec, write_replicate, write_run
-from tests.fixtures.report_pages import CODECS, faulted_page, page_of, sweep
+from tests.fixtures.logs import PAYLOAD, STATE, Log, make_spec, write_run
+from tests.fixtures.report_pages import CODECS, faulted_page, page_of, sweep, write_over_links
 
 
 def shaped(run: Path, rate: float, faulted: bool) -> None:
@@ -30,15 +30,7 @@ def shaped(run: Path, rate: float, faulted: bool) -> None:
                 story.rounds(*(slow * n for n in (1, 2, 3, 4)), peers=everybody)
                 story.finish(5 * slow, everybody)
                 story.end(6 * slow)
-            link = Link(rate_mbit=rate, delay_ms=10)
-            classes = {"all": NodeClass(count=3, link=link)}
-            swarm = story.spec.swarm.model_copy(update={"node_classes": classes})
-            spec = story.spec.model_copy(update={"swarm": swarm})
-            events = [
-                {**event, "spec": spec.model_dump(mode="json")} if "spec" in event else event
-                for event in story.events
-            ]
-            write_replicate(run, spec, events)
+            write_over_links(run, story, rate)
 
 
 def test_the_map_shows_the_winner_of_each_link_and_failure_rate(tmp_path: Path) -> None:
