@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,21 +60,49 @@ def digits_peers(run_id: str, peers: int, **settings: Any) -> list[PeerSpec]:
     return [digits_peer(run_id, peer, peers, **settings) for peer in range(peers)]
 
 
+#: Notified of every line of every peer.
+_HEARD = threading.Condition()
+
+
 class PeerLine:
-    """The actor's end of the channel to one peer."""
+    """The actor's end of the channel to one peer.
+
+    As in the actor, something reads all the time: a peer whose events nobody reads stands still
+    as soon as the socket is full.
+    """
 
     def __init__(self, socket_path: str, spec: PeerSpec, log: Path) -> None:
         self.spec, self.log = spec, log
         self.events: list[Event] = []
-        self._buffer = b""
+        self._heard: list[Event] = []
+        self._closed = False
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connection.connect(socket_path)
+        threading.Thread(target=self._listen, name=f"line-of-{spec.name}", daemon=True).start()
         request = {"spec": spec.model_dump(mode="json", by_alias=True), "log": str(log)}
         self._send({**request, "env": {"TMPDIR": str(Path(socket_path).parent)}})
         self.pid = int(self.wait_for("spawned")["pid"])
 
     def _send(self, message: dict[str, Any]) -> None:
         self.connection.sendall((json.dumps(message) + "\n").encode())
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError), self.connection.makefile(encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n") and line.strip():  # not half a line of a killed peer
+                    message = json.loads(line)
+                    with _HEARD:
+                        self._heard.append(message if "t" not in message else load_event(line))
+                        _HEARD.notify_all()
+        with _HEARD:
+            self._closed = True
+            _HEARD.notify_all()
+
+    def close(self) -> None:
+        """Close the channel, as the death of the actor does."""
+        with contextlib.suppress(OSError):  # the peer has closed it
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
 
     def command(self, do: str, **fields: Any) -> None:
         self._send({"do": do, **fields})
@@ -91,16 +119,19 @@ class PeerLine:
             self.read(deadline - time.monotonic(), kind)
 
     def read(self, timeout: float, kind: str) -> None:
-        """Read the events that come within a time; fail if there are none."""
-        ready, _, _ = select.select([self.connection], [], [], max(0.0, timeout))
-        assert ready, f"no {kind} in time\n{self.story()}"
-        data = self.connection.recv(1 << 16)
-        assert data, f"the line was closed before {kind}\n{self.story()}"
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            if line.strip():
-                message = json.loads(line)
-                self.events.append(message if "t" not in message else load_event(line.decode()))
+        """Take the events that came; fail if none comes within a time."""
+        read_any([self], timeout, kind)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are events to take, or the peer has closed the channel."""
+        return self._closed or len(self._heard) > len(self.events)
+
+    def take(self, kind: str) -> None:
+        """Take the events that came; fail if the peer has closed the channel."""
+        news = self._heard[len(self.events) :]
+        assert news, f"the line was closed before {kind}\n{self.story()}"
+        self.events += news
 
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event["kind"] == kind]
@@ -112,6 +143,16 @@ class PeerLine:
         ]
         log = self.log.read_text()[-3000:] if self.log.exists() else "(no log)"
         return "\n".join([*map(str, shown), log])
+
+
+def read_any(lines: list[PeerLine], timeout: float, kind: str) -> None:
+    """Take what the peers said; fail if none says anything within a time."""
+    with _HEARD:
+        heard = _HEARD.wait_for(lambda: any(line.has_news for line in lines), timeout)
+    assert heard, f"no {kind} in time\n" + "\n\n".join(line.story() for line in lines)
+    for line in lines:
+        if line.has_news:
+            line.take(kind)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def kill(others: list[PeerLine]) -> None:
     for line in others:
         while not line.of("exited"):
             line.read(10.0, "exited")
-        line.connection.close()
+        line.close()
 
 
 def test_a_peer_without_the_state_does_not_begin_the_run_anew(
@@ -80,7 +80,7 @@ def test_a_peer_without_the_state_does_not_begin_the_run_anew(
     assert "the state of the run is lost" in failed["error"], failed
     assert not [event for event in joiner.of("round") if event["samples"]]
     assert joiner.of("exited")[0]["exit_code"] != 0
-    joiner.connection.close()
+    joiner.close()
 
 
 def trains(folder: str) -> None:
@@ -178,7 +178,7 @@ def test_a_peer_with_the_state_goes_on_from_it(
     listen([joiner], lambda: len(rounds(joiner, outcome="alone")) >= 3)
     joiner.command("stop", reason="enough")
     finish_swarm([joiner])
-    joiner.connection.close()
+    joiner.close()
     # its first ones: it trains on alone until the command to stop arrives
     after, (first, *later) = joiner.of("weights")[0], others[0].of("weights")
     nearest = min(after.distance(trained) for trained in later[TRAINED // 2 :])

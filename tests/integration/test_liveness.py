@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.integration.forkserver_harness import (
     digits_peer,
     finish_swarm,
     kill_groups,
+    read_any,
     start_swarm,
 )
 
@@ -44,12 +44,7 @@ def listen(lines: list[PeerLine], until: Callable[[], bool]) -> None:
     """Read what the peers say until something holds."""
     deadline = time.monotonic() + LIMIT
     while not until():
-        left = deadline - time.monotonic()
-        assert left > 0, "\n\n".join(line.story() for line in lines)
-        ready, _, _ = select.select([line.connection for line in lines], [], [], left)
-        for line in lines:
-            if line.connection in ready:
-                line.read(0.0, "anything")
+        read_any(lines, deadline - time.monotonic(), "such event")
 
 
 def rounds(line: PeerLine, after: float = 0.0, **fields: Any) -> list[dict[str, Any]]:

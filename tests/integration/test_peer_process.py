@@ -130,7 +130,7 @@ def test_a_killed_peer_leaves_no_process_and_is_reported(socket_path: str, tmp_p
     assert not alive, alive
     # the actor's death ends its peer: the connection closes
     tree = [psutil.Process(survivor.pid), *psutil.Process(survivor.pid).children(recursive=True)]
-    survivor.connection.close()
+    survivor.close()
     _, alive = psutil.wait_procs(tree, timeout=5)
     assert not alive, alive
 
