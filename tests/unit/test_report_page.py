@@ -79,9 +79,16 @@ def test_the_table_holds_every_row_with_values_to_sort_by(swept: Page) -> None:
 
 def test_loss_is_drawn_against_time_samples_and_bytes(swept: Page) -> None:
     drawn = [each.text.strip() for each in swept.all("h4")]
-    assert drawn == ["Loss against time", "Loss against samples", "Loss against bytes"]
+    losses = ["Loss against time", "Loss against samples", "Loss against bytes"]
+    assert drawn == [*losses, "accuracy against time"]
     bands = [e for e in swept.all("path") if e.attributes.get("class", "").startswith("band")]
-    assert len(bands) == 3 * len(CODECS)
+    assert len(bands) == 4 * len(CODECS)
+
+
+def test_the_target_is_a_line_of_the_chart_of_its_metric(swept: Page) -> None:
+    lines = [e for e in swept.all("line") if e.attributes.get("class") == "line target"]
+    assert [" ".join(each.text.split()) for each in lines] == ["target: 0.9"]
+    assert "Dashed across: the target, accuracy at least 0.9." in swept.words("loss")
 
 
 def test_the_classes_of_the_wall_time_add_up(swept: Page) -> None:

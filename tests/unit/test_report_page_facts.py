@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.page.curves import loss_charts
 from rayhive.report.page.importance import importances
 from rayhive.report.page.round_time import round_times
 from rayhive.report.page.run_data import read_run
@@ -15,9 +16,10 @@ from rayhive.report.page.winner_map import winner_map
 from rayhive.report.page.write import report_html
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
+from rayhive.spec.fault_plan import FaultPlan
 from tests.fixtures.faulted import kill_and_restart
 from tests.fixtures.logs import START, Log, make_spec, timeline_of, write_run
-from tests.fixtures.report_pages import page_of, sweep, write_over_links
+from tests.fixtures.report_pages import CODECS, page_of, sweep, write_over_links
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,42 @@ def test_axes_that_change_together_are_named(tmp_path: Path) -> None:
         ("delay", "outer_lr", "outer_momentum"),
     }
     assert "told apart: codec, local_steps" in page_of(run).words("importance")
+
+
+def test_the_settings_of_the_recommended_configuration_are_told(tmp_path: Path) -> None:
+    words = page_of(sweep(tmp_path / "run")).words("recommendation")
+    assert "Settings of none codec: none Gradient codec delay: none" in words
+    assert "powersgd_rank:" not in words  # it does not apply
+
+
+def test_few_rounds_and_faults_that_did_not_fire_are_told(tmp_path: Path) -> None:
+    few = "Limits. Its replicates end after 4 rounds on average, so that one round more or less"
+    words = page_of(sweep(tmp_path / "run")).words("recommendation")
+    assert few in words and "changes the time to the target by 25 %." in words
+    assert "planned for its replicates" not in words
+
+    run = write_run(tmp_path / "faulted", [], {"samples_per_s": "maximize"})
+    for trial, codec in enumerate(("none", "float16")):
+        story = kill_and_restart(trial=trial, configuration=Configuration(codec=codec))
+        write_over_links(run, story, 10, faults=False)
+    words = page_of(run).words("recommendation")
+    assert "Of the 1 faults planned for its replicates 0 fired before training ended" in words
+    assert few not in words  # no objective is a time to the target
+
+
+def test_a_configuration_has_the_same_colour_in_every_chart(tmp_path: Path) -> None:
+    run = sweep(tmp_path / "run")
+    plan = FaultPlan(scenario="calm", peers=2)
+    for trial, codec in enumerate(reversed(CODECS[1:])):  # the other way round, without the first
+        threshold = 1024 if codec == "size_adaptive" else None
+        chosen = Configuration(codec=codec, threshold=threshold)
+        spec = make_spec(trial=3 - trial, configuration=chosen, scenario="calm", plan=plan)
+        Log(spec, seconds=(2.0 + trial, 0.5, 0.6, 0.7)).write(run)
+    first, second = loss_charts(read_run(run, load_results(run)))
+    colours = {each.label: each.style for each in first.legend}
+    assert len({*colours.values()}) == len(CODECS)
+    assert [each.label for each in second.legend] != [each.label for each in first.legend][1:]
+    assert {each.label: each.style for each in second.legend}.items() <= colours.items()
 
 
 @pytest.mark.parametrize(("baseline", "computing"), [(None, 0.7), ("ddp", 3.7)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rayhive.columns import Row
 from rayhive.metrics.rows import NO_FAULTS
@@ -47,11 +47,13 @@ def _shared(rows: Iterable[Row], name: str) -> str:
 
 
 def _target(run: RunData) -> str:
-    target = next((each.target for each in run.replicates if each.target is not None), None)
-    if target is None:
-        return ""
+    return "" if run.target is None else f"target: {target_text(run.target)}"
+
+
+def target_text(target: Mapping[str, object]) -> str:
+    """Return a target in words."""
     sign = "at least" if target["mode"] == "max" else "at most"
-    return f"target: {target['metric']} {sign} {target['value']}"
+    return f"{target['metric']} {sign} {target['value']}"
 
 
 def _nodes(run: RunData) -> str:

@@ -51,6 +51,8 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "folder", str(run.folder.resolve())
     session = _session(run.folder)
     revisions = Counter(str(r["git_revision"]) for r in run.results.rows if r["git_revision"])
+    if any(row["started"] for row in run.results.folded):
+        session.pop("started", None)  # of the last command: the replicates tell of all of them
     for name in ("started", "git_revision", "git_dirty", "link"):
         if session.get(name) is not None and not (name == "git_revision" and len(revisions) > 1):
             value = session[name]

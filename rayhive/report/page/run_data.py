@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,19 +30,21 @@ Key: TypeAlias = tuple[object, ...]
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Held-out loss at one evaluation of a swarm.
+    """One evaluation of a swarm.
 
     Attributes:
         clock_s: Training clock [s].
         samples: Committed samples.
         payload: Payload that all peers had sent [bytes]; None if it is not recorded.
-        loss: Loss, the mean over the peers.
+        loss: Held-out loss, the mean over the peers.
+        metric: Metric of the target; None without a target, or if it is not recorded.
     """
 
     clock_s: float
     samples: int
     payload: int | None
     loss: float
+    metric: float | None
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,6 @@ class Replicate:
         spec: Its specification.
         curve: Held-out loss at the evaluations.
         times: Where the time of its rounds goes; None if it never trained.
-        metrics: Metrics of the evaluations.
         target: Target of the training, as in ``peer_ready``; None if it is not recorded.
     """
 
@@ -108,6 +110,11 @@ class RunData:
         for replicate in self.replicates:
             found.setdefault(key_of(replicate.row), []).append(replicate)
         return found
+
+    @property
+    def target(self) -> Mapping[str, object] | None:
+        """Target of the training; None if no replicate has one."""
+        return next((each.target for each in self.replicates if each.target is not None), None)
 
     @property
     def faulted(self) -> bool:
@@ -167,22 +174,20 @@ def replicate_place(folder: Path, row: Row) -> Path:
 def replicate_data(place: Path, row: Row, timeline: Timeline) -> Replicate:
     """Return the data of one replicate."""
     ready = timeline.first(PeerReady)
-    return Replicate(
-        row,
-        place,
-        timeline.spec,
-        tuple(_curve(timeline)),
-        round_times(timeline),
-        None if ready is None else ready.target,
-    )
+    target = None if ready is None else ready.target
+    curve = tuple(_curve(timeline, target))
+    return Replicate(row, place, timeline.spec, curve, round_times(timeline), target)
 
 
-def _curve(timeline: Timeline) -> Iterator[CurvePoint]:
+def _curve(timeline: Timeline, target: Mapping[str, object] | None) -> Iterator[CurvePoint]:
     sent = _sent_by_round(timeline)
+    name = None if target is None else str(target["metric"])
     for point in evaluations(timeline):
-        loss = point.values.get("loss")
-        if loss is not None and loss == loss and abs(loss) != float("inf"):
-            yield CurvePoint(point.clock_s, point.samples, _until(sent, point.round), loss)
+        known = {key: value for key, value in point.values.items() if math.isfinite(value)}
+        if "loss" in known:
+            payload = _until(sent, point.round)
+            metric = None if name is None else known.get(name)
+            yield CurvePoint(point.clock_s, point.samples, payload, known["loss"], metric)
 
 
 def _sent_by_round(timeline: Timeline) -> tuple[list[int], list[int]] | None:

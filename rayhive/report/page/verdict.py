@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rayhive.columns import Row, conditions, find_column
 from rayhive.metrics.aggregate import rows_by
-from rayhive.metrics.folds import Percentile
+from rayhive.metrics.folds import Percentile, RestrictedMean
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.advice import NAMED, percent_text
 from rayhive.report.baselines import baseline_lines
@@ -27,6 +27,7 @@ from rayhive.report.recommendation import (
 )
 from rayhive.report.table import bound_text
 from rayhive.report.table_notes import count_text
+from rayhive.spec import AXES
 
 #: Level of certainty in a few words.
 WORDS = {
@@ -36,6 +37,8 @@ WORDS = {
     "open": "it can't be told",
     "none": "nothing to choose from",
 }
+#: Rounds of a replicate below which the report says how much one of them counts.
+FEW_ROUNDS = 20
 #: Columns of the summary of the faults.
 FAULT_COLUMNS = (
     "faults_planned",
@@ -65,6 +68,21 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """Setting of the recommended configuration.
+
+    Attributes:
+        axis: Name of its axis, the key in a study.
+        text: Its value, as a study writes it.
+        about: Definition of the axis.
+    """
+
+    axis: str
+    text: str
+    about: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Recommendation under one set of conditions, in words.
 
@@ -76,6 +94,8 @@ class Verdict:
         level: ``sure``, ``likely``, ``lead``, ``open`` or ``none``.
         certainty: The certainty, and the replicates behind it.
         costs: Objectives of the recommended configuration.
+        settings: Its settings, of the axes that apply to it.
+        limits: What its replicates do not tell, in sentences.
         against: Comparisons in sentences.
         others: Label, share and ratios of every other candidate.
         left_out: Label and reason of the rows that are not candidates.
@@ -88,6 +108,8 @@ class Verdict:
     level: str
     certainty: str
     costs: tuple[Cost, ...]
+    settings: tuple[Setting, ...]
+    limits: tuple[str, ...]
     against: tuple[str, ...]
     others: tuple[tuple[str, str, tuple[str, ...]], ...]
     left_out: tuple[tuple[str, str], ...]
@@ -188,7 +210,7 @@ def _verdict(advice: Recommendation, conditions: str, baselines: tuple[str, ...]
     row = advice.row
     if row is None:
         headline = "No recommendation: no configuration has every objective."
-        return Verdict(conditions, "", "", headline, "none", "", (), (), (), left_out)
+        return Verdict(conditions, "", "", headline, "none", "", (), (), (), (), (), left_out)
     level, headline, certainty = _certainty(advice, str(row["configuration"]))
     share = "" if advice.certainty is None else f", {percent_text(advice.certainty)}"
     return Verdict(
@@ -199,6 +221,8 @@ def _verdict(advice: Recommendation, conditions: str, baselines: tuple[str, ...]
         level,
         certainty,
         tuple(Cost(_about(name), _with_unit(row, name)) for name in advice.objectives),
+        tuple(_settings(row)),
+        tuple(_limits(row, advice.objectives)),
         (*_comparisons(advice), *baselines),
         tuple(_other(candidate, advice) for candidate in advice.candidates[1:]),
         left_out,
@@ -264,6 +288,32 @@ def _with_unit(row: Row, name: str) -> str:
     column = find_column(name)
     unit = f" {column.unit}" if column is not None and column.unit else ""
     return f"{objective_text(row, name)}{unit}"
+
+
+def _settings(row: Row) -> Iterator[Setting]:
+    for axis in AXES:
+        value = row.get(axis.name)
+        if value is not None:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            yield Setting(axis.name, text, axis.column.about)
+
+
+def _limits(row: Row, objectives: Iterable[str]) -> Iterator[str]:
+    """Yield what the replicates of a row do not tell: few rounds, and faults that did not fire."""
+    columns = [find_column(name) for name in objectives]
+    to_target = any(each is not None and isinstance(each.fold, RestrictedMean) for each in columns)
+    rounds = float(row["rounds"] or 0) / float(row["n"] or 1)
+    if to_target and 0 < rounds < FEW_ROUNDS:
+        yield (
+            f"Its replicates end after {rounds:.3g} rounds on average, so that one round more or "
+            f"less changes the time to the target by {100 / rounds:.0f} %."
+        )
+    planned, fired = (int(row[name] or 0) for name in ("faults_planned", "faults_fired"))
+    if fired < planned:
+        yield (
+            f"Of the {planned} faults planned for its replicates {fired} fired before training "
+            "ended: it is measured under those only."
+        )
 
 
 def _comparisons(advice: Recommendation) -> Iterator[str]:
