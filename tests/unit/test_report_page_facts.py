@@ -81,10 +81,19 @@ def test_the_settings_of_the_recommended_configuration_are_told(tmp_path: Path) 
 
 
 def test_few_rounds_and_faults_that_did_not_fire_are_told(tmp_path: Path) -> None:
-    few = "Limits. Its replicates end after 4 rounds on average, so that one round more or less"
+    few = "Limits. It reaches the target after 4 rounds on average, so that one round more or less"
     words = page_of(sweep(tmp_path / "run")).words("recommendation")
-    assert few in words and "changes the time to the target by 25 %." in words
+    assert few in words and "changes the time to it by 25 %." in words
     assert "planned for its replicates" not in words
+
+    specs = [
+        make_spec(trial=n, replicate=seed, configuration=Configuration(codec=codec))
+        for n, codec in enumerate(("none", "float16"))
+        for seed in (0, 1)
+    ]
+    logs = (Log(spec, accuracies=(0.95, 0.96)) for spec in specs)  # rounds 2 and 4
+    run = write_run(tmp_path / "early", logs, {"time_to_target_s": "minimize"})
+    assert "after 2 rounds on average" in page_of(run).words("recommendation")
 
     run = write_run(tmp_path / "faulted", [], {"samples_per_s": "maximize"})
     for trial, codec in enumerate(("none", "float16")):

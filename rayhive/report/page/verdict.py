@@ -302,12 +302,16 @@ def _limits(row: Row, objectives: Iterable[str]) -> Iterator[str]:
     """Yield what the replicates of a row do not tell: few rounds, and faults that did not fire."""
     columns = [find_column(name) for name in objectives]
     to_target = any(each is not None and isinstance(each.fold, RestrictedMean) for each in columns)
-    rounds = float(row["rounds"] or 0) / float(row["n"] or 1)
-    if to_target and 0 < rounds < FEW_ROUNDS:
-        yield (
-            f"Its replicates end after {rounds:.3g} rounds on average, so that one round more or "
-            f"less changes the time to the target by {100 / rounds:.0f} %."
-        )
+    rounds, n, samples, needed = (
+        float(row[name] or 0) for name in ("rounds", "n", "samples", "samples_to_target")
+    )
+    if to_target and rounds and samples and needed:
+        to_it = rounds / n * needed / samples
+        if to_it < FEW_ROUNDS:
+            yield (
+                f"It reaches the target after {to_it:.3g} rounds on average, so that one round "
+                f"more or less changes the time to it by {100 / to_it:.0f} %."
+            )
     planned, fired = (int(row[name] or 0) for name in ("faults_planned", "faults_fired"))
     if fired < planned:
         yield (
