@@ -18,6 +18,8 @@ _NEW = ".new"
 def replaced(path: Path, *, durable: bool = True, mode: int | None = None) -> Iterator[Path]:
     """Yield the path of a temporary file that replaces ``path`` at the end of the block.
 
+    Of a symbolic link, the file that it points to is replaced, and the link stays.
+
     If the block or the replacement fails, the temporary file is removed and ``path`` stays as it
     was.
 
@@ -28,6 +30,7 @@ def replaced(path: Path, *, durable: bool = True, mode: int | None = None) -> It
             this boot of the machine lives needs no sync.
         mode: Permissions of the file; None for the default.
     """
+    path = Path(os.path.realpath(path))
     new = path.with_name(f".{path.name}.{os.getpid()}{_NEW}")  # processes may write at once
     try:
         yield new
@@ -58,11 +61,14 @@ def check_writable(path: Path, key: str) -> None:
         key: Option that gave it.
 
     Raises:
-        ConfigError: It is a folder, or its folder does not exist or may not be written to.
+        ConfigError: It is a folder, a device or a pipe, or its folder does not exist or may not be
+            written to.
     """
-    folder = path.absolute().parent
+    folder = Path(os.path.realpath(path)).parent
     if path.is_dir():
         raise ConfigError(Problem(key, str(path), "a file; this is a folder"))
+    if path.exists() and not path.is_file():
+        raise ConfigError(Problem(key, str(path), "a file; this is a device or a pipe"))
     if not folder.is_dir():
         raise ConfigError(Problem(key, str(path), f"a file in a folder that exists, not {folder}"))
     if not os.access(folder, os.W_OK):

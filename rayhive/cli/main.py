@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +15,9 @@ from rayhive.cli import machine, recorded, report, scenarios, studies, testbed
 from rayhive.cli.output import complain
 from rayhive.errors import RayhiveError
 from rayhive.sweep.signals import Interrupted
+
+#: Errors of the machine or of permissions, which need no traceback.
+_NAMED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT})
 
 app = typer.Typer(
     name="rayhive",
@@ -45,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    _prepare_output()
     try:
         app(None if arguments is None else list(arguments), prog_name="rayhive")
     except SystemExit as done:
@@ -55,7 +62,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RayhiveError as error:
         complain(str(error))
         return error.exit_code
+    except OSError as error:
+        if error.errno not in _NAMED:
+            raise
+        place = "" if error.filename is None else f": {error.filename}"
+        complain(f"{error.strerror}{place}")
+        return 1
     return 0
+
+
+def _prepare_output() -> None:
+    """Let output go to a stream that is closed, or whose encoding lacks ``≥`` or ``★``."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def script(name: str, default_file: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -40,7 +41,8 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) ->
         table.add_column(header.rstrip(">"), justify=side, overflow="fold")
     for row in rows:
         table.add_row(*(escape(_cell(row.get(key))) for key in columns))
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    chosen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if chosen else PIPE_WIDTH).print(table)
 
 
 def _cell(value: object) -> str:

@@ -129,6 +129,8 @@ def replicates_lines(plan: Plan, needs: Sequence[ReplicatesNeeded]) -> Iterator[
 
 
 def _percent(share: float) -> str:
+    if share > 10:
+        return "more than 1,000 %"
     return f"{100 * share:,.0f} %" if share >= 1 else f"{100 * share:.3g} %"
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, KeysView, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -241,6 +241,13 @@ def is_held(path: str | Path) -> bool:
     return False
 
 
+def _opened(path: str | Path) -> BinaryIO:
+    try:
+        return Path(path).open("rb")
+    except PermissionError as error:
+        raise DamagedError(path, "may not be read") from error
+
+
 def read_events(path: str | Path, kind: str | None = None) -> Iterator[Event]:
     """Yield the events of a log in the order of writing.
 
@@ -252,11 +259,12 @@ def read_events(path: str | Path, kind: str | None = None) -> Iterator[Event]:
             parsed. By default all events are yielded.
 
     Raises:
-        DamagedError: A complete line is not an event; the line number is named.
+        DamagedError: The log may not be read, or a complete line is not an event; the line number
+            is named.
         NewerVersionError: A newer rayhive wrote the log.
     """
     name = None if kind is None else f'"{kind}"'.encode()
-    with Path(path).open("rb") as file:
+    with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return

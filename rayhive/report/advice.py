@@ -25,7 +25,8 @@ def advice_lines(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     from rayhive.report.recommendation import LIKELY, SURE, Recommendation, recommendations
 
     def place_of(advice: Recommendation) -> str:
-        listed = ", ".join(f"{name} {value}" for name, value in advice.conditions.items())
+        named = {name: v for name, v in advice.conditions.items() if name not in results.by}
+        listed = ", ".join(f"{name} {value}" for name, value in named.items())
         return f" with {listed}" if listed else ""
 
     def sentence(advice: Recommendation) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from rayhive.errors import Problem
+from rayhive.errors import Problem, unknown
 from rayhive.metrics.stats import LEAST_BY_RANK
 from rayhive.report.settings import Replicate, Settings, differing
 from rayhive.report.table_notes import count_text
@@ -15,6 +15,15 @@ from rayhive.timeline import FINISHED
 ENVIRONMENT = ("code", "git_revision", "versions", "hardware", "link")
 #: Configuration and scenario, and the replicates of both runs.
 Group: TypeAlias = tuple[str, str, list[Replicate], list[Replicate]]
+
+
+def unknown_settings(a: Settings, b: Settings, allow: Sequence[str]) -> Iterator[Problem]:
+    """Yield the names in ``allow`` that are no setting of the runs."""
+    keys = [key.split(".") for key in (*a, *b)]
+    known = {".".join(parts[: n + 1]) for parts in keys for n in range(len(parts))}
+    for name in allow:
+        if name not in known and name != "plan":
+            yield unknown("--allow", name, sorted({*known, "plan"}))
 
 
 def different_settings(a: Settings, b: Settings, allow: Sequence[str]) -> Iterator[Problem]:
@@ -105,7 +114,8 @@ def left_out(groups: Iterable[Group]) -> Iterator[str]:
         if not common:
             yield f"{label}, {scenario}: no seed in common; compared without pairs."
         elif alone:
-            yield f"{label}, {scenario}: {alone} replicates without a partner left out."
+            replicates = count_text(alone, "replicate")
+            yield f"{label}, {scenario}: {replicates} without a partner left out."
         bad = {
             side: sum(item.row["state"] not in FINISHED for item in run)
             for side, run in (("first", ours), ("second", theirs))

@@ -32,9 +32,10 @@ from rayhive.report.comparable import (
     environment,
     left_out,
     shared_groups,
+    unknown_settings,
 )
 from rayhive.report.settings import Replicate, read_replicates, settings_of
-from rayhive.report.table_notes import count_text
+from rayhive.report.table_notes import count_text, damage_note
 from rayhive.timeline import FINISHED, UNCOUNTED, UNKNOWN
 
 #: Columns that are compared besides the objectives, if the runs have them.
@@ -111,8 +112,16 @@ def compare(
         ConfigError: A folder is no run, or the runs cannot be compared; every reason is told.
         DamagedError: The study of a run cannot be read.
     """
-    one, two = read_replicates(a), read_replicates(b)
     problems = list(_unknown_columns(columns))
+    runs = []
+    for folder in (a, b):
+        try:
+            runs.append(read_replicates(folder))
+        except ConfigError as error:
+            problems += error.problems
+    if len(runs) < 2:
+        raise ConfigError(problems)
+    one, two = runs
     for run, folder in ((one, a), (two, b)):
         if not any(item.row["state"] not in UNCOUNTED for item in run.replicates):
             problems.append(Problem("DIR", str(folder), "a run with finished replicates"))
@@ -123,7 +132,7 @@ def compare(
     if problems:
         raise ConfigError(problems)
     settings = settings_of(one.replicates), settings_of(two.replicates)
-    problems = list(different_settings(*settings, allow))
+    problems = [*unknown_settings(*settings, allow), *different_settings(*settings, allow)]
     groups = list(shared_groups(one.replicates, two.replicates, problems))
     problems += different_plans(groups, allow)
     if problems:
@@ -136,6 +145,7 @@ def compare(
         if (made := _compared(label, scenario, _column(name), ours, theirs)) is not None
     ]
     notes = [*allowed_differences(settings, allow), *environment(one.replicates, two.replicates)]
+    notes += map(damage_note, (*one.damaged, *two.damaged))
     return Comparisons((str(a), str(b)), _corrected(found), (*notes, *left_out(groups)))
 
 
@@ -202,7 +212,7 @@ def _compared(
     if paired:
         change, p = _paired(scaled[0], scaled[1], column)
     else:
-        change, p = _unpaired(scaled[0], scaled[1])
+        change, p = _unpaired(scaled[0], scaled[1], column)
     if any(missed) and p is None:  # times that were cut agree without being equal
         change = Estimate(change.mean, None, None, change.n)
     if log:
@@ -242,7 +252,9 @@ def _values(column: Column, rows: Sequence[Sequence[Row]], paired: bool) -> _Val
             return _Values([[], []], "no replicate reached it")
         ours, theirs = (sum(time.censored for time in run) for run in (times[0], times[1]))
         unit = f" {column.unit}" if column.unit else ""
-        note = f"values cut at {cut:.4g}{unit}: {ours + theirs} of {len(both)} missed it"
+        failed = sum(math.isinf(time.seconds) for time in both)
+        missed = f"missed it{' or failed' if failed else ''}"
+        note = f"values cut at {cut:.4g}{unit}: {ours + theirs} of {len(both)} {missed}"
         sides = [restricted(run, cut) for run in (times[0], times[1])]
         return _Values(sides, note if ours + theirs else "", (ours, theirs))
     found = [[_number(row, name) for row in run] for run in rows]
@@ -288,11 +300,18 @@ def _paired(
     return change, float(ttest_1samp(differences, 0.0).pvalue)
 
 
-def _unpaired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Estimate, float | None]:
-    """Return the difference of means with Welch's t-interval, and the p-value of no change."""
+def _unpaired(
+    ours: Sequence[float], theirs: Sequence[float], column: Column
+) -> tuple[Estimate, float | None]:
+    """Return the difference of means with Welch's t-interval, and the p-value of no change.
+
+    Values that agree exactly in each run are treated as in :func:`_paired`.
+    """
     means = [sum(side) / len(side) for side in (ours, theirs)]
     n, change = min(len(ours), len(theirs)), means[1] - means[0]
     varies = any(min(side) < max(side) for side in (ours, theirs))
+    if n > 1 and not varies and (column.exact or change == 0):
+        return Estimate(change, change, change, n), None
     if n < 2 or not varies:
         return Estimate(change, None, None, n), None
     from scipy.stats import ttest_ind  # takes long to import

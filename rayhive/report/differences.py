@@ -173,7 +173,10 @@ def difference_table(
         rows=tuple(lines),
         notes=tuple(_notes(found)),
         brief=True,
-        best_note="differs from the baseline at 5 % (Student's t for pairs, Holm over this table).",
+        best_note=(
+            "differs from the baseline at 5 % (Student's t for pairs, Holm over all comparisons "
+            "under the same conditions)."
+        ),
     )
 
 
@@ -222,10 +225,13 @@ def _notes(found: Sequence[Difference]) -> Iterator[str]:
     )
     if any(_cut(each) for each in found):
         yield (
-            "(cut): some replicates missed the target; times are cut at the end of the shortest of "
-            "them, in both rows, which draws the factor towards 1."
+            "(cut): some replicates missed the target or failed; times are cut at the end of the "
+            "shortest that missed it, in both rows, which draws the factor towards 1."
         )
-    alike = [each for each in found if each.p is None or not each.significant]
+    untested = [each for each in found if each.p is None and each.value is None]
+    if untested:
+        yield f"{count_text(len(untested), 'comparison')} without values at a common seed."
+    alike = [each for each in found if each.value is not None and not each.significant]
     if alike:
         verb = "does" if len(found) == 1 else "do"
         yield (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def results_text(
         ConfigError: The folder is no run folder, or the format or a column is unknown. All
             problems are reported together.
     """
-    problems = list(_problems(format, by))
+    problems = [*_problems(format, by), *_clashing(columns, wide, versus)]
     try:
         results = source if isinstance(source, Results) else load_results(source)
     except ConfigError as error:
@@ -105,6 +105,15 @@ def _problems(format: str, by: Sequence[str]) -> list[Problem]:
     if format not in FORMATS:
         problems.append(unknown("--format", format, FORMATS))
     return problems
+
+
+def _clashing(columns: Sequence[str], wide: bool, versus: str | None) -> Iterator[Problem]:
+    """Yield the options that have no effect beside others."""
+    if wide and columns:
+        allowed = "no columns beside --wide, which shows them all"
+        yield Problem("--columns", ",".join(columns), allowed)
+    if wide and versus is not None:
+        yield Problem("--versus", versus, "no row beside --wide: differences have --columns")
 
 
 def _unknown_columns(

@@ -145,8 +145,17 @@ def _position(row: Row) -> tuple[int, str, str, int]:
 
 
 def _replicate_folders(folder: Path) -> list[Path]:
-    """Return the folders of a run's replicates, or the folder itself if it is no run."""
-    return sorted((folder / "trials").glob("*/*/")) if _is_run(folder) else [folder]
+    """Return the folders of a run's replicates, or the folder itself if it is no run.
+
+    Raises:
+        PermissionError: The folder may not be listed.
+    """
+    if not _is_run(folder):
+        return [folder]
+    trials = folder / "trials"
+    outer = sorted(trials.iterdir()) if trials.is_dir() else []  # glob skips what it may not list
+    inner = (path for trial in outer if trial.is_dir() for path in trial.iterdir())
+    return sorted(path for path in inner if path.is_dir())
 
 
 class _Study(BaseModel):

@@ -43,10 +43,12 @@ class RunReplicates:
     Attributes:
         replicates: The replicates.
         objectives: Column -> direction.
+        damaged: Error of each replicate that could not be read.
     """
 
     replicates: tuple[Replicate, ...]
     objectives: Mapping[str, str]
+    damaged: tuple[str, ...] = ()
 
 
 def read_replicates(folder: str | Path) -> RunReplicates:
@@ -64,7 +66,7 @@ def read_replicates(folder: str | Path) -> RunReplicates:
             place = folder / place_of(row)
             place = place if place.is_dir() else folder
             found.append(Replicate(row, timeline_of_row(place, row).spec))
-    return RunReplicates(tuple(found), results.objectives)
+    return RunReplicates(tuple(found), results.objectives, results.damaged)
 
 
 def settings_of(replicates: Sequence[Replicate]) -> Settings:

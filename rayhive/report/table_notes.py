@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rayhive.columns import Column, Row, configuration_columns, group_columns
+from rayhive.columns import Column, Row, group_columns
 from rayhive.metrics.aggregate import unfinished
 from rayhive.metrics.folds import Mean, Percentile, Reduced, known
 from rayhive.report.advice import certainty_notes
@@ -68,7 +68,7 @@ def _signs(
         yield "Of detect, stall, recover and rejoin: the median over all faults, and its interval."
     if any(text.startswith("missed (") for text in texts):
         yield "missed (0/n): none of the n replicates reached the target."
-    for column in configuration_columns():
+    for column in columns:
         if isinstance(column.fold, Mean) and column.fold.survivors:
             name = column.name
             if any(unfinished(row) and row[name] is not None for row in rows):
@@ -82,7 +82,8 @@ def _signs(
         cut = "missed it or was pruned" if any(row["n_pruned"] for row in rows) else "missed it"
         yield (
             "≥ x (k/n): k of n replicates reached the target. x, a lower bound, is the geometric "
-            f"mean of all times, each cut at the end of the shortest replicate that {cut}."
+            f"mean of all times, each cut at the end of the shortest replicate that {cut}; where "
+            "the others only failed, at the longest known time."
         )
     if any(text.endswith(" censored)") for text in texts):
         yield (

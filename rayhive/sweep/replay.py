@@ -72,12 +72,19 @@ def replicate_folder(
     if trial is None and len(numbers) == 1:
         trial = numbers[0]
     names = [*map(str, numbers), *sorted(x.name for x in trials.glob("*") if x.name in BASELINES)]
+    if not names:
+        raise ConfigError(Problem("DIR", str(run.path), "a run folder with replicates"))
     if trial is None or str(trial) not in names:
         listed = ", ".join(names) or "none"
         raise ConfigError(Problem("TRIAL", trial, f"a trial or baseline of {run.path}: {listed}"))
     prefix = f"r{replicate}-"
     specs = (trials / str(trial)).glob(f"{prefix}*/{SPEC}")
     found = sorted(path.parent.name.removeprefix(prefix) for path in specs)
+    if not found:
+        every = (path.parent.name for path in (trials / str(trial)).glob(f"r*-*/{SPEC}"))
+        numbers = sorted({int(name[1:].split("-")[0]) for name in every})
+        allowed = f"a replicate of trial {trial}: {', '.join(map(str, numbers)) or 'none'}"
+        raise ConfigError(Problem("--replicate", replicate, allowed))
     name = scenario if scenario is not None else _choice(found)
     if name is None or name not in found:
         listed = ", ".join(found) or "none"

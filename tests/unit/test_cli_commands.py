@@ -26,6 +26,7 @@ from rayhive.cluster.replicate.peer_table import PeerStatus, ReplicateStatus
 from rayhive.errors import ClusterError
 from rayhive.faults.target import CAPABILITIES
 from tests.fixtures.logs import Log
+from tests.fixtures.report_pages import sweep
 from tests.unit.sweep_fakes import TINY, FakeCluster, FakeHandle, World
 
 ROOT = Path(__file__).parents[2]
@@ -326,3 +327,16 @@ def test_python_m_rayhive_is_the_command_line() -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("rayhive: NAME: 'no such' is not valid")
+
+
+def test_output_goes_to_any_encoding_and_a_full_disk_is_a_message(tmp_path: Path) -> None:
+    run = sweep(tmp_path / "run")
+    command = [sys.executable, "-m", "rayhive", "results", str(run)]
+    latin = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, env=latin, capture_output=True, check=True)
+    assert b"\\u2605" in done.stdout and not done.stderr  # the star
+    with Path("/dev/full").open("w") as full:
+        failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert failed.returncode == 1 and failed.stderr == b"rayhive: No space left on device\n"
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE)
+    assert closed.returncode == 0 and not closed.stderr

@@ -95,3 +95,7 @@ def test_a_trace_is_written_beside_the_events(
     assert main(["trace", str(path.parent), "--out", str(tmp_path / "t.json")]) == 0
     assert (tmp_path / "t.json").read_bytes() == path.read_bytes()
     assert main(["trace", str(run), "9"]) == 2
+    assert main(["trace", str(run), "0", "--replicate", "7"]) == 2
+    assert "--replicate: 7 is not valid: a replicate of trial 0: 0" in capsys.readouterr().err
+    assert main(["trace", str(tmp_path / "nothing"), "0"]) == 2
+    assert "DIR: " in capsys.readouterr().err

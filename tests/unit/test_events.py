@@ -203,6 +203,17 @@ def test_a_full_disk_raises_when_an_event_is_written(tmp_path: Path) -> None:
         log.close()
 
 
+def test_a_log_that_may_not_be_read_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may read everything
+    with pytest.raises(DamagedError, match="may not be read"):
+        list(read_events(tmp_path / "events.jsonl"))
+
+
 @pytest.mark.parametrize("line", ["{", "3", '{"kind": "round"}', '{"kind": 3, "t": 1}'])
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "events.jsonl"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.files import is_unfinished, replaced, write_atomically
+from rayhive.errors import ConfigError
+from rayhive.files import check_writable, is_unfinished, replaced, write_atomically
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -37,3 +38,21 @@ def test_a_failed_replacement_keeps_the_old_file(tmp_path: Path) -> None:
         new.write_text("half")
         raise RuntimeError
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["state.json"]
+
+
+def test_a_symbolic_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    file, link = tmp_path / "there" / "report.html", tmp_path / "link"
+    file.parent.mkdir()
+    link.symlink_to(file)
+    for text in ("new", "newer"):  # at first it leads nowhere
+        check_writable(link, "--out")
+        write_atomically(link, text)
+        assert link.is_symlink() and file.read_text() == text
+    assert os.listdir(file.parent) == ["report.html"]
+
+
+def test_a_device_or_a_pipe_is_no_file_to_write(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(ConfigError, match=r"--out: .* a device or a pipe"):
+            check_writable(path, "--out")

@@ -78,6 +78,37 @@ def test_runs_without_common_seeds_are_compared_without_pairs(tmp_path: Path) ->
     assert any("no seed in common" in note for note in found.notes)
 
 
+def test_exact_values_differ_also_without_common_seeds(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.7})
+    logs = [Log(make_spec(replicate=n, seed=3 + n), payload=9000) for n in (0, 1)]
+    b = write_run(tmp_path / "b", logs)
+    for other, verdict in ((b, "worse"), (run(tmp_path / "c", {5: 0.5, 6: 0.7}), "equal")):
+        found = of(compare(a, other, ["payload_bytes_per_round"]), "payload_bytes_per_round")
+        assert (found.paired, found.verdict) == (False, verdict)
+
+
+def test_damaged_replicates_are_told(tmp_path: Path) -> None:
+    a, b = (run(tmp_path / name, {1: 0.5, 2: 0.7, 3: 0.9}) for name in "ab")
+    (log,) = (b / "trials").glob("*/r2-*/events.jsonl")
+    log.write_bytes(b"no event\n" + log.read_bytes())
+    notes = compare(a, b).notes
+    assert any(note.startswith(f"Damaged and left out: {log}, line 1") for note in notes)
+    assert any("1 replicate without a partner left out" in note for note in notes)
+
+
+def test_a_setting_that_is_allowed_to_differ_has_to_exist(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5})
+    compare(a, a, allow=["swarm.peers", "swarm", "plan"])
+    with pytest.raises(ConfigError, match=r"--allow: 'swarm.peer' .* did you mean 'swarm.peers'"):
+        compare(a, a, allow=["swarm.peer"])
+
+
+def test_both_folders_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        compare(tmp_path / "one", tmp_path / "two", ["nothing"])
+    assert [problem.key for problem in error.value.problems] == ["--column", "DIR", "DIR"]
+
+
 def test_holm_counts_every_comparison(tmp_path: Path) -> None:
     a = run(tmp_path / "a", {1: 0.5, 2: 0.7, 3: 0.9})
     b = run(tmp_path / "b", {1: 0.49, 2: 0.67, 3: 0.88}, speed=1.001)

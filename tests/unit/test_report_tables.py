@@ -6,6 +6,9 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
+from rayhive.errors import ConfigError
 from rayhive.report.render import results_text
 from rayhive.spec import Configuration
 from tests.fixtures.logs import Log, make_spec, write_run
@@ -68,3 +71,34 @@ def test_a_key_of_zero_is_no_empty_cell(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", logs)
     text = results_text(run, by=["min_compression_ratio"], versus="first", columns=["final_loss"])
     assert re.search(r"^0\.0 ", text, re.M)
+
+
+def test_options_without_an_effect_beside_wide_are_refused(tmp_path: Path) -> None:
+    run = sweep(tmp_path / "run")
+    with pytest.raises(ConfigError) as error:
+        results_text(run, wide=True, columns=["final_loss"], versus="first")
+    assert [problem.key for problem in error.value.problems] == ["--columns", "--versus"]
+
+
+def test_the_advice_names_a_column_once(tmp_path: Path) -> None:
+    run = sweep(tmp_path / "run")
+    text = results_text(run, by=["codec", "scenario"])
+    assert "Take codec none, scenario none:" in text
+
+
+def test_the_note_of_survivors_belongs_to_a_column_that_is_shown(tmp_path: Path) -> None:
+    run = sweep(tmp_path / "run")
+    Log(make_spec(trial=0, replicate=2), state="failed").write(run)
+    note = "final_loss x (k/n)"
+    assert note in results_text(run, columns=["final_loss"])
+    assert note not in results_text(run, columns=["samples_per_s"])
+
+
+def test_comparisons_without_pairs_are_counted_apart(tmp_path: Path) -> None:
+    run = sweep(tmp_path / "run")
+    for seed in (7, 8):  # no seed of the others
+        configuration = Configuration(codec="none", powersgd_rank=4, min_compression_ratio=0.5)
+        Log(make_spec(trial=9, replicate=seed, seed=seed, configuration=configuration)).write(run)
+    text = results_text(run, versus="first", columns=["final_loss"])
+    assert "1 comparison without values at a common seed." in text
+    assert "of 4 comparisons do not differ significantly" in text
