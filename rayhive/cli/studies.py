@@ -168,8 +168,8 @@ def plan(
     Examples: `rayhive plan experiments/quickstart.yaml`, `rayhive plan FILE --difference 10%
     --spread 5%`
 
-    Refuses what `sweep` would refuse: a storage that cannot be opened and, without an address,
-    faults that this machine cannot inject and GPUs that it lacks.
+    Refuses what `sweep` would refuse: without an address also faults that this machine cannot
+    inject, and GPUs that it lacks. The storage is not opened.
     """
     from rayhive import api
     from rayhive.cli.plan_text import replicates_lines, study_plan_lines, study_plan_rows
