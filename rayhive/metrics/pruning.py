@@ -9,7 +9,7 @@ from typing import Literal
 
 from rayhive.events import Pruned
 from rayhive.metrics.group import finite
-from rayhive.metrics.groups.convergence import evaluation_points
+from rayhive.metrics.groups.convergence import evaluation_points, reaches
 from rayhive.metrics.stats import percentile
 from rayhive.spec.pruning import Bar, EarlyStop, Pruner
 from rayhive.timeline import Timeline
@@ -83,9 +83,9 @@ def early_stop(pruner: Pruner, curves: Iterable[Curve]) -> EarlyStop | None:
 def verdict(timeline: Timeline, stop: EarlyStop, peers: Collection[str]) -> Pruned | None:
     """Return why a running replicate is to be stopped; None if it may go on.
 
-    An evaluation counts once each of ``peers`` has reported it. The replicate is stopped if the
-    best value so far is worse than the last bar up to the samples of the latest evaluation, by more
-    than ``margin`` of the bar.
+    One that has reached its target goes on. An evaluation counts once each of ``peers`` has
+    reported it. The replicate is stopped if the best value so far is worse than the last bar up to
+    the samples of the latest evaluation, by more than ``margin`` of the bar.
 
     Args:
         timeline: The replicate so far.
@@ -99,7 +99,7 @@ def verdict(timeline: Timeline, stop: EarlyStop, peers: Collection[str]) -> Prun
     ]
     values = [finite(point.values.get(stop.metric)) for point in points]
     found = [value for value in values if value is not None]
-    if len(points) <= stop.after or not found:
+    if len(points) <= stop.after or not found or any(reaches(timeline, p) for p in points):
         return None
     samples = points[-1].samples
     bar = _bar(stop.bars, samples)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rayhive.columns import Row, is_metric
 from rayhive.errors import DamagedError
@@ -18,6 +18,8 @@ from rayhive.timeline import FINISHED, UNCOUNTED, UNFINISHED, UNKNOWN, Timeline
 
 #: Scenario without faults; every other scenario is compared with it.
 NO_FAULTS = "none"
+#: Fingerprints of the user's code, None for none.
+Codes: TypeAlias = Collection[str | None]
 #: Fields of a spec that may differ between attempts at the same replicate: a study can get more
 #: trials, or continue with other code.
 _NOT_IDENTITY: dict[str, Any] = {
@@ -59,24 +61,35 @@ class Attempt:
     twin: str | None = None
 
 
-def replicate_row(folder: str | Path) -> Row:
+def replicate_row(folder: str | Path, codes: Codes = ()) -> Row:
     """Return the row of the replicate whose events are in ``folder``.
 
     Of several attempts, the row is that of the last finished one.
 
+    Args:
+        folder: The folder.
+        codes: As for :func:`last_attempt`.
+
     Raises:
         DamagedError: The events or the spec cannot be read.
     """
-    return last_attempt(folder).row
+    return last_attempt(folder, codes).row
 
 
-def last_attempt(folder: str | Path) -> Attempt:
+def last_attempt(folder: str | Path, codes: Codes = ()) -> Attempt:
     """Return the attempt in a replicate's folder that has the highest rank.
 
+    Args:
+        folder: The folder.
+        codes: Fingerprints of the user's code. If there are attempts with one of them, only those
+            count.
+
     Raises:
         DamagedError: The events or the spec cannot be read.
     """
-    return max(read_attempts(folder), key=lambda attempt: attempt.rank)
+    found = list(read_attempts(folder))
+    of_code = [attempt for attempt in found if attempt.row["code"] in codes]
+    return max(of_code or found, key=lambda attempt: attempt.rank)
 
 
 def read_attempts(folder: str | Path) -> Iterator[Attempt]:

@@ -80,10 +80,11 @@ def _signs(
         yield "x (k of n): over the k of n replicates that have a twin without faults to compare."
     if any(text.startswith("≥") for text in texts):
         cut = "missed it or was pruned" if any(row["n_pruned"] for row in rows) else "missed it"
+        failed = any(row["n_failed"] for row in rows)
+        rest = "; where the others only failed, at the longest known time" if failed else ""
         yield (
             "≥ x (k/n): k of n replicates reached the target. x, a lower bound, is the geometric "
-            f"mean of all times, each cut at the end of the shortest replicate that {cut}; where "
-            "the others only failed, at the longest known time."
+            f"mean of all times, each cut at the end of the shortest replicate that {cut}{rest}."
         )
     if any(text.endswith(" censored)") for text in texts):
         yield (

@@ -1,7 +1,8 @@
 """Attempts at a replicate, as its folder keeps them: finished, lost, archived or damaged.
 
 The log of the current attempt is ``events.jsonl``. Those of earlier attempts lie beside it, as
-``events.attempt-N.jsonl``, or ``events.damaged-N.jsonl`` if they cannot be read.
+``events.attempt-N.jsonl``, as ``events.damaged-N.jsonl`` if they cannot be read, or as
+``events.mended-N.jsonl`` if they failed for a cause that was then removed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ E = TypeVar("E", bound=Event)
 
 SPEC = "spec.json"
 EVENTS = "events.jsonl"
-_LOG = re.compile(r"events(?:\.(?:attempt|damaged)-(\d+))?\.jsonl")
+_LOG = re.compile(r"events(?:\.(?:attempt|damaged|mended)-(\d+))?\.jsonl")
 
 
 def current_attempt(folder: Path) -> int:
@@ -49,7 +50,8 @@ def archive(folder: Path, as_: str = "attempt") -> None:
     Args:
         folder: The replicate's folder.
         as_: ``attempt`` for an attempt that stays among the results, ``damaged`` for one that
-            cannot be read.
+            cannot be read, ``mended`` for one that failed for a cause that was removed. Results
+            contain neither of the last two.
     """
     attempt = current_attempt(folder)
     if not (folder / EVENTS).exists():

@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -31,10 +30,10 @@ from rayhive.cluster.live_metrics import SweepMetrics
 from rayhive.columns import Row
 from rayhive.crash_points import crash_point
 from rayhive.errors import ClusterError, DamagedError
-from rayhive.metrics.rows import last_attempt, replicate_row, rows_with_twins
+from rayhive.metrics.rows import Codes, last_attempt, replicate_row, rows_with_twins
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.attempts import EVENTS, archive, finished_event
+from rayhive.sweep.attempts import EVENTS
 from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.objectives import Charges, NoValue, charged, failure, objective_values
 from rayhive.sweep.provenance import Fingerprint, code_revision
@@ -104,7 +103,8 @@ class Driver:
         swarms: The cluster.
         progress: Display of the progress.
         interruption: Ends the sweep.
-        measure: Computes the row of a finished replicate from its folder.
+        measure: Computes the row of a finished replicate from its folder, and from the attempts
+            with the given code.
         code: Fingerprint of the workload, whose code must not change during the sweep.
         again: Whether replicates that were lost in every attempt get the same number of further
             attempts.
@@ -117,7 +117,7 @@ class Driver:
     swarms: Swarms
     progress: Progress
     interruption: Interruption
-    measure: Callable[[Path], Row] = replicate_row
+    measure: Callable[[Path, Codes], Row] = replicate_row
     code: Fingerprint | None = None
     again: bool = False
     at_once: int = 1
@@ -125,7 +125,7 @@ class Driver:
     def __post_init__(self) -> None:
         self._charges = Charges(self.study.config)
         self._size = self.study.space.size(self.study.config.enqueue)
-        self._early = EarlyFailures()
+        self._early = EarlyFailures(self.folder.path)
         self._pruning = Pruning(self.study.config)
         self._lost_in_a_row = 0
         self._cold = self.study.config.warm_up_s > 0
@@ -147,9 +147,11 @@ class Driver:
         """
         config = self.study.config
         trials, each = config.budget.trials, self.study.replicates_per_trial
+        if self._size is not None:
+            trials = max(min(trials, self._size), len(self.book.records))
         self.progress.began(trials, each)
         self._metrics = SweepMetrics(config.name, (trials + len(config.baselines)) * each)
-        self._reset_early_failures()
+        self._early.mend(self._failed_before())
         start, exhausted = 0, False
         while not exhausted and start < max(config.budget.trials, len(self.book.records)):
             batch, exhausted = self._batch(start)
@@ -178,19 +180,16 @@ class Driver:
                 break
         return self.book.records[start:end], len(self.book.records) < wanted
 
-    def _reset_early_failures(self) -> None:
-        """Archive failed replicates of open trials if no replicate has measured anything yet.
+    def _failed_before(self) -> Iterator[Path]:
+        """Yield the replicates whose failures an earlier sweep ended at, or may have ended at.
 
-        An earlier sweep may have ended at early failures whose cause has since been removed.
+        These are replicates of open trials and of baselines, unless the last sweep went on after a
+        replicate had measured something.
         """
-        if self.folder.has_measured:
-            return
-        for record in self.book.records:
-            for folder in [] if record.reported else self.folder.replicates(record.number):
-                with suppress(DamagedError):
-                    finished = finished_event(folder)
-                    if finished is not None and finished.state == "failed":
-                        archive(folder)
+        if self._early.ended or not self.folder.has_measured:
+            for record in (*self.book.records, *baseline_records(self.study.config.baselines)):
+                if not record.reported:
+                    yield from self.folder.replicates(record.place)
 
     def _run_batch(self, start: int, batch: Sequence[TrialRecord]) -> None:
         """Run the missing replicates of some trials; report each trial after its last one.
@@ -261,26 +260,36 @@ class Driver:
             for scenario in scenarios
             for number in range(self.study.config.replicates)
         ]
-        return rows_with_twins(last_attempt(folder) for folder in folders)
+        codes = self._codes(record)
+        return rows_with_twins(last_attempt(folder, codes) for folder in folders)
+
+    def _codes(self, record: TrialRecord) -> Codes:
+        """Return the code of a trial's replicates; any for one that was reported before."""
+        return () if record.reported else (None if self.code is None else self.code.digest,)
 
     def _replicate(
         self, record: TrialRecord, scenario: ResolvedScenario, number: int
     ) -> Generator[None, None, _Replicate]:
-        spec = self._pruning.prepared(self.spec(record, scenario, number))
+        whole = self.spec(record, scenario, number)
+        spec = self._pruning.prepared(whole, may_skip=not self._early.undecided)
         if self.code is not None:
             self.code.check_unchanged(self.study.config.workload)
         if self._cold and not (Path(spec.folder) / EVENTS).exists():
             self._cold = False
-            yield from warm_up(self._runner, spec, self.study.config.warm_up_s, self.folder.path)
+            seconds = self.study.config.warm_up_s
+            for _ in warm_up(self._runner, spec, seconds, self.folder.path):
+                pass  # without a pause: no replicate begins beside it
         ran = yield from self._runner.course(spec, self.again)
         if not record.reported and self._runner.of_other_code(spec):
+            spec = self._pruning.prepared(whole, may_skip=not self._early.undecided)
             ran = yield from self._runner.course(spec)
-        try:
-            row = self.measure(Path(spec.folder))
-        except DamagedError as error:
-            self._runner.set_aside(spec, error)
-            ran = (yield from self._runner.course(spec)) or ran
-            row = self.measure(Path(spec.folder))
+        row: Row | None = None
+        while row is None:
+            try:
+                row = self.measure(Path(spec.folder), self._codes(record))
+            except DamagedError as error:
+                self._runner.set_aside(spec, error)
+                ran = (yield from self._runner.course(spec)) or ran
         crash_point("replicate_folded")
         self._pruning.take(spec, row)
         self._metrics.ended(str(row["state"]))

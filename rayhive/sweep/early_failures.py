@@ -7,22 +7,34 @@ the same error. Trying every configuration would take long and show nothing more
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rayhive.errors import RayhiveError
+from rayhive.errors import DamagedError, RayhiveError
+from rayhive.files import write_atomically
+from rayhive.sweep.attempts import archive, finished_event
 
 #: Replicates, of at least two trials, that have to fail with the same error.
 ALIKE = 3
 
 
-class EarlyFailures:
-    """Ends a sweep whose first replicates fail with the same error."""
+#: File of a run folder whose sweep common failures have ended; it holds the message.
+FAILED_ALIKE = "failed-alike.txt"
 
-    def __init__(self) -> None:
+
+class EarlyFailures:
+    """Ends a sweep whose first replicates fail with the same error.
+
+    Args:
+        run: The run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
         self._reason: str | None = None
-        self._failed: list[tuple[int, Path]] = []
+        self._failed: list[int] = []
         self._over = False
 
     @property
@@ -48,16 +60,38 @@ class EarlyFailures:
             self._over = True
             return
         self._reason = reason
-        self._failed.append((trial, folder))
-        trials = sorted({number for number, _ in self._failed})
+        self._failed.append(trial)
+        trials = sorted({*self._failed})
         if len(self._failed) >= ALIKE and len(trials) > 1:
             self._over = True
-            raise RayhiveError(
+            text = (
                 f"the first {len(self._failed)} replicates (of trials "
                 f"{', '.join(map(str, trials))}) failed alike, and the rest would too: "
                 f"{row.get('stop_reason')}\nThe traceback is in {folder / 'logs'}. Remove the "
                 "cause and run the same command again."
             )
+            write_atomically(self._run / FAILED_ALIKE, f"{text}\n")
+            raise RayhiveError(text)
+
+    @property
+    def ended(self) -> bool:
+        """Whether common failures have ended the sweep that used the run folder last."""
+        return (self._run / FAILED_ALIKE).exists()
+
+    def mend(self, folders: Iterable[Path]) -> None:
+        """Make room for new attempts at replicates that failed for a cause that was removed.
+
+        If it was not, they fail alike again.
+
+        Args:
+            folders: Folders of replicates; those that did not fail are left alone.
+        """
+        for folder in folders:
+            with suppress(DamagedError):
+                finished = finished_event(folder)
+                if finished is not None and finished.state == "failed":
+                    archive(folder, "mended")
+        (self._run / FAILED_ALIKE).unlink(missing_ok=True)
 
 
 def _general(reason: str) -> str:

@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from rayhive.columns import Row, find_column, is_metric
-from rayhive.errors import Problem
+from rayhive.errors import DamagedError, Problem
 from rayhive.events import ReplicateFinished, ReplicateStarted, dump_event
 from rayhive.files import write_atomically
 from rayhive.metrics.folds import RestrictedMean
@@ -23,10 +24,13 @@ from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import SweepConfig
 from rayhive.spec.pruning import BY_METRIC, SKIPPED, EarlyStop
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.attempts import EVENTS, read_spec
+from rayhive.sweep.attempts import EVENTS, archive, finished_event, read_spec
 from rayhive.sweep.objectives import lacking
 from rayhive.sweep.replicate_runner import prepare
 from rayhive.timeline import FINISHED, UNKNOWN
+
+#: Place, scenario and code of the replicates that share a row of the table.
+_TableRow: TypeAlias = tuple[str, str, str | None]
 
 
 class Pruning:
@@ -46,25 +50,33 @@ class Pruning:
 
     def __init__(self, config: SweepConfig) -> None:
         self._config = config
-        self._hopeless: dict[tuple[str, str], str] = {}
-        self._finished: dict[str, list[tuple[str, Path]]] = defaultdict(list)
+        self._hopeless: dict[_TableRow, str] = {}
+        self._finished: dict[tuple[str, str | None], list[tuple[str, Path]]] = defaultdict(list)
         self._curves: dict[Path, Curve | None] = {}
 
     def _acts(self, spec: ReplicateSpec) -> bool:
         twin = spec.scenario == NO_FAULTS and len(self._config.scenarios) > 1
         return self._config.pruner.name != "none" and not twin and spec.baseline is None
 
-    def prepared(self, spec: ReplicateSpec) -> ReplicateSpec:
+    def prepared(self, spec: ReplicateSpec, may_skip: bool = True) -> ReplicateSpec:
         """Return the spec with its bounds; a hopeless replicate is recorded as skipped instead.
 
-        A replicate that has begun keeps what was decided, also in a further attempt.
+        A replicate that has begun keeps what was decided, also in a further attempt. One that was
+        skipped is run if the reason does not hold any more.
+
+        Args:
+            spec: The replicate.
+            may_skip: Whether a replicate may be skipped now.
         """
-        if not self._acts(spec):
+        folder, acts = Path(spec.folder), self._acts(spec)
+        why = self._hopeless.get((spec.place, spec.scenario, spec.code)) if acts else None
+        if why is None and _is_skipped(folder):
+            archive(folder)
+        if not acts:
             return spec
-        if (Path(spec.folder) / EVENTS).exists():
-            return spec.model_copy(update={"early_stop": _recorded_bounds(Path(spec.folder))})
-        why = self._hopeless.get((spec.place, spec.scenario))
-        if why is not None:
+        if (folder / EVENTS).exists():
+            return spec.model_copy(update={"early_stop": _recorded_bounds(folder)})
+        if why is not None and may_skip:
             _record_skipped(spec, why)
         elif self._config.pruner.name in BY_METRIC:
             bounds = early_stop(self._config.pruner, self._others(spec))
@@ -76,21 +88,34 @@ class Pruning:
         if not self._acts(spec) or row["state"] in UNKNOWN:
             return
         if row["state"] in FINISHED:
-            self._finished[spec.scenario].append((spec.place, Path(spec.folder)))
+            of_scenario = self._finished[spec.scenario, _code(row)]
+            of_scenario.append((spec.place, Path(spec.folder)))
         why = lacking(self._config, row)
         if why is not None:
             text = f"replicate {spec.replicate} {why}"
-            self._hopeless.setdefault((spec.place, spec.scenario), text)
+            self._hopeless.setdefault((spec.place, spec.scenario, _code(row)), text)
 
     def _others(self, spec: ReplicateSpec) -> Iterator[Curve]:
         """Yield the curves of finished replicates of other configurations."""
-        for place, folder in self._finished[spec.scenario]:
+        for place, folder in self._finished[spec.scenario, spec.code]:
             if place != spec.place:
                 if folder not in self._curves:
                     self._curves[folder] = curve_of(last_timeline(folder))
                 curve = self._curves[folder]
                 if curve is not None:
                     yield curve
+
+
+def _code(row: Row) -> str | None:
+    return None if row["code"] is None else str(row["code"])
+
+
+def _is_skipped(folder: Path) -> bool:
+    """Return whether the current attempt at a replicate was skipped."""
+    with suppress(DamagedError):
+        end = finished_event(folder)
+        return end is not None and end.state == SKIPPED
+    return False
 
 
 def _recorded_bounds(folder: Path) -> EarlyStop | None:

@@ -222,9 +222,10 @@ class ReplicateRunner:
         except (OSError, ValueError):
             return False
         attempts.archive(Path(spec.folder))
+        why = "" if spec.baseline else ", and its trial has not ended"
         self.watcher.note(
-            f"{spec.title} r{spec.replicate} {spec.scenario} ran with other code, and its "
-            "trial has not ended: it is run again"
+            f"{spec.title} r{spec.replicate} {spec.scenario} ran with other code{why}: it is run "
+            "again"
         )
         return True
 

@@ -35,7 +35,7 @@ def differences(before: SweepConfig, now: SweepConfig, run: Path) -> Iterator[Pr
     old, new = dict(dotted(before.as_data())), dict(dotted(now.as_data()))
     added = {scenario_label(name) for name in set(now.scenarios) - set(before.scenarios)}
     of_added = tuple(f"scenario_args.{name}" for name in added)
-    if "elastic" not in before.baselines:
+    if not (run / "trials" / "elastic").exists():
         of_added += ("elastic",)
     for key in sorted(old.keys() | new.keys()):
         was, value = old.get(key), new.get(key)

@@ -153,9 +153,9 @@ class RunFolder:
             return None
         return dict(found) if isinstance(run, str) and isinstance(earlier, list) else None
 
-    def replicates(self, trial: int) -> list[Path]:
-        """Return the existing folders of a trial's replicates."""
-        return sorted((self.path / "trials" / str(trial)).glob("r*-*/"))
+    def replicates(self, place: int | str) -> list[Path]:
+        """Return the existing folders of the replicates of a trial or baseline."""
+        return sorted((self.path / "trials" / str(place)).glob("r*-*/"))
 
     @property
     def has_measured(self) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rayhive.cluster.address import in_job
 from rayhive.columns import Row
 from rayhive.errors import ConfigError, Problem, nearest, unknown
-from rayhive.metrics.rows import replicate_row
+from rayhive.metrics.rows import Codes, replicate_row
 from rayhive.remote import RemoteFolder
 from rayhive.spec.study import scenario_label
 from rayhive.sweep.driver import Done, Driver, Progress
@@ -192,11 +192,11 @@ def run_sweep(
             ).run()
 
 
-def _measure_and_push(remote: RemoteFolder) -> Callable[[Path], Row]:
+def _measure_and_push(remote: RemoteFolder) -> Callable[[Path, Codes], Row]:
     """Return the function that measures a finished replicate, and copies it before it counts."""
 
-    def measure(folder: Path) -> Row:
-        row = replicate_row(folder)
+    def measure(folder: Path, codes: Codes) -> Row:
+        row = replicate_row(folder, codes)
         remote.push(folder)
         return row
 

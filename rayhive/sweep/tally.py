@@ -119,7 +119,7 @@ class Tally:
     ) -> None:
         """Count a finished trial; if all replicates have its objectives, it may be the best."""
         self.trials_done += 1
-        if values is None or reason is not None or record.number in self._charged:
+        if values is None or reason is not None or self.is_charged(record):
             return
         self._join_front(record, tuple(values))
         for (name, direction), value in zip(self.config.objectives.items(), values, strict=True):
@@ -127,6 +127,10 @@ class Tally:
             sign = 1 if direction == "minimize" else -1
             if known is None or sign * value < sign * known[0]:
                 self.best[name] = (value, record)
+
+    def is_charged(self, record: TrialRecord) -> bool:
+        """Return whether a replicate of a trial failed or missed the target."""
+        return record.number in self._charged
 
     def _join_front(self, record: TrialRecord, values: tuple[float, ...]) -> None:
         if not any(self._dominates(other, values) for other, _ in self.front):
@@ -216,6 +220,8 @@ def trial_line(tally: Tally, record: TrialRecord, values: Values, reason: str | 
     if reason is not None:
         return f"{failed}, counts as {', '.join(f'{n} {figure(n, value)}' for n, value in pairs)}"
     shown = ", ".join(f"{name} {objective(tally.config, name, value)}" for name, value in pairs)
+    if tally.is_charged(record) and "counts as" not in shown:
+        shown = f"a replicate failed or missed the target, counts as {shown}"
     if not any(each.number == record.number for _, each in tally.front):
         return f"{head}: {shown}"
     if len(pairs) == 1:
@@ -257,4 +263,5 @@ def _seconds(row: Mapping[str, Any]) -> float | None:
     if not isinstance(started, str) or not isinstance(ended, str):
         return None
     began, done = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (started, ended))
-    return (done - began).total_seconds()
+    seconds = (done - began).total_seconds()
+    return seconds if seconds >= 0 else None  # the clock was set back

@@ -157,6 +157,9 @@ class TrialBook:
             lost: Whether it has no values because its replicates were lost.
             charged: Replicates whose values are charges
                 (:func:`rayhive.sweep.objectives.charged`); with any, the trial is not feasible.
+
+        Raises:
+            RayhiveError: Another driver has finished the trial.
         """
         if record.reported:
             self._amend(record, values, reason, charged)
@@ -164,10 +167,16 @@ class TrialBook:
         failed = reason or (None if values is not None else "no value")
         self._describe(record.number, failed, lost, None if values is None else float(charged))
         crash_point("trial_described")
-        if values is None:
-            self.study.tell(record.number, state=TrialState.FAIL)
-        else:
-            self.study.tell(record.number, list(values))
+        try:
+            if values is None:
+                self.study.tell(record.number, state=TrialState.FAIL)
+            else:
+                self.study.tell(record.number, list(values))
+        except ValueError as error:  # Optuna takes the values of a trial once
+            raise RayhiveError(
+                f"trial {record.number} has got its values from another driver: a copy of the run "
+                f"folder, with the same storage? ({error})"
+            ) from error
         crash_point("trial_told")
         at = self._records.index(record)
         self._records[at] = TrialRecord(record.number, record.configuration, reported=True)

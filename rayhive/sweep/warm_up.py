@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rayhive.errors import DamagedError
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.attempts import finished_event
 from rayhive.sweep.replicate_runner import Handle, ReplicateRunner, Watcher
 
 #: Name of its scenario and of its folder.
@@ -46,6 +49,9 @@ def warm_up(
         seconds: Training time [s].
         run: The run folder.
     """
+    with suppress(DamagedError):
+        if finished_event(run / WARM_UP) is not None:  # the driver died before it removed it
+            shutil.rmtree(run / WARM_UP, ignore_errors=True)
     runner.watcher.note(f"warm-up: {seconds:g} s of training that count nowhere")
     limits = {"seconds_per_replicate": seconds, "samples_per_replicate": None}
     spec = first.model_copy(

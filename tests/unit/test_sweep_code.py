@@ -73,9 +73,13 @@ def study(package: Path, **fields: Any) -> ResolvedStudy:
 
 
 def sweep(
-    given: ResolvedStudy, folder: Path, world: World | None = None, how: str = "refuse"
+    given: ResolvedStudy,
+    folder: Path,
+    world: World | None = None,
+    how: str = "refuse",
+    progress: Recorder | None = None,
 ) -> Recorder:
-    progress, world = Recorder(), world or World()
+    progress, world = progress or Recorder(), world or World()
     with Interruption() as interruption:
         run_sweep(
             given,
@@ -116,8 +120,8 @@ def test_a_run_folder_without_a_valid_fingerprint_has_none(given: object) -> Non
     assert read_fingerprint(given) is None
 
 
-def edit(package: Path) -> None:
-    (package / "late.py").write_text("width = 2\n")
+def edit(package: Path, text: str = "width = 2") -> None:
+    (package / "late.py").write_text(f"{text}\n")
 
 
 def test_a_run_is_not_resumed_with_changed_code(package: Path, run_dir: Path) -> None:
@@ -224,3 +228,31 @@ def test_large_files_and_folders_are_compared_by_size(
     assert list(found.data) == ["data_files/file", "args.deep.x"]
     (tmp_path / "many" / "a").write_text("aa")
     assert fingerprint_of(given, [tmp_path / "file"]).differences(found) == ["changed: args.deep.x"]
+
+
+def test_values_of_an_open_trial_come_from_its_present_code(package: Path) -> None:
+    folder = package.parent / "run"
+
+    class Stops(Recorder):
+        def replicate_finished(self, spec: Any, row: Any, kept: bool) -> None:
+            super().replicate_finished(spec, row, kept)
+            raise Interrupted("enough")
+
+    one = {"space": {}, "budget": {"trials": 1, "seconds_per_replicate": 30}, "replicates": 2}
+    given = study(package, baselines=["single"], **one)
+    with pytest.raises(Interrupted):
+        sweep(study(package, **one), folder, progress=Stops())
+    (number,) = [int(path.name[1]) for path in folder.glob("trials/0/*")]
+    edit(package)
+
+    def log(spec: Any) -> Log:
+        lost = spec.trial is not None and spec.replicate == number
+        return Log(spec, seconds=(9.0, 0.5, 0.6, 0.7), state="lost" if lost else "completed")
+
+    progress = sweep(given, folder, World(log=log), "keep-apart")
+    ((trial, values, _),) = progress.of("trial")
+    assert (trial, values[0]) == (0, 11.1)  # not the mean with the 4.1 s of the old code
+    assert ("lost" in [state for _, state, _ in progress.of("finished")]) is True
+    edit(package, "width = 3")
+    notes = [text for (text,) in sweep(given, folder, how="keep-apart").of("note")]
+    assert "baseline single r0 none ran with other code: it is run again" in notes

@@ -118,6 +118,17 @@ def test_a_damaged_log_of_an_earlier_attempt_does_not_block_a_run(run_dir: Path)
     assert not load_results(run_dir).damaged
 
 
+def test_several_damaged_logs_of_one_replicate_do_not_block_a_run(run_dir: Path) -> None:
+    study, world = make_study(), World()
+    sweep(study, run_dir, world)
+    folder = run_dir / "trials/0/r0-none"
+    for number in (0, 1):
+        (folder / f"events.attempt-{number}.jsonl").write_bytes(b"\xff\n")
+    _, progress = sweep(study, run_dir, world)
+    assert progress.of("started") == [] and len(progress.of("note")) == 2
+    assert len(list(folder.glob("events.damaged-*.jsonl"))) == 2
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]"])
 def test_a_damaged_spec_is_written_again_from_the_log(run_dir: Path, content: bytes) -> None:
     study, world = make_study(), World()

@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from rayhive.events import EventLog
+from rayhive.metrics.rows import Codes
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.driver import Driver
@@ -35,7 +36,7 @@ def diverges(spec: ReplicateSpec) -> bool:
     return threshold < EDGE
 
 
-def measure(folder: Path) -> dict[str, Any]:
+def measure(folder: Path, codes: Codes) -> dict[str, Any]:
     spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_text())
     if diverges(spec):
         return {"state": "diverged", "scenario": "none", "final_loss": None, "round_p50_s": None}

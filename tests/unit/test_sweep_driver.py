@@ -157,6 +157,7 @@ def test_a_space_that_is_exhausted_before_the_budget_is_reported(run_dir: Path) 
     assert progress.of("note") == [
         ("the space has no further configuration: 3 instead of 10 trials",)
     ]
+    assert progress.of("began") == [(3, 2)]
 
 
 def test_every_configuration_of_a_small_space_is_found_despite_repeated_suggestions(

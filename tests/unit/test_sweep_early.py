@@ -40,7 +40,7 @@ def reasons(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[ReplicateSpe
     from tests.unit import sweep_fakes
 
     def finish(self: Any, state: str, reason: str) -> None:
-        text = found(self.spec) if state == "completed" else reason
+        text = found(self.spec) if state == "completed" else ""
         outcome = Outcome("failed" if text else state, text or reason)
         self.write([ReplicateFinished(state=outcome.state, stop_reason=outcome.stop_reason)])
         self.file.close()
@@ -104,7 +104,7 @@ def test_failures_of_one_configuration_do_not_end_the_sweep(run_dir: Path, reaso
 
 
 def test_failures_are_compared_without_peers_numbers_and_addresses(tmp_path: Path) -> None:
-    early = EarlyFailures()
+    early = EarlyFailures(tmp_path)
     texts = [
         "peer-0: OSError('<x at 0x7f01>', 17); its log ends with: a",
         "peer-2.1: OSError('<x at 0x9a>', 3)\nmore",

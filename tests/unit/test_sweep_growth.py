@@ -168,3 +168,13 @@ def test_replicates_of_local_steps_are_added_under_faults_by_round(tmp_path: Pat
     assert rounds == {20, 5}
     world, _ = run(make(**given, replicates=2), folder)
     assert sum(world.starts.values()) == 4
+
+
+def test_settings_of_elastic_stay_with_its_replicates(run_dir: Path) -> None:
+    def elastic(period: int, baselines: tuple[str, ...] = ("elastic",)) -> ResolvedStudy:
+        return make(baselines=list(baselines), elastic={"checkpoint_every_rounds": period})
+
+    run(elastic(5, baselines=()), run_dir)
+    run(elastic(11), run_dir)  # not used before
+    run(elastic(11, baselines=()), run_dir)
+    assert "elastic.checkpoint_every_rounds" in refused(elastic(17), run_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,7 +20,9 @@ from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
-from tests.unit.sweep_fakes import Recorder, World
+from tests.unit.sweep_fakes import Killed, Recorder, World, replicate_name
+from tests.unit.test_sweep_driver import make_study
+from tests.unit.test_sweep_parallel import sweep as side_by_side
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -91,6 +94,39 @@ def test_a_warm_up_comes_first_and_leaves_nothing(tmp_path: Path) -> None:
     assert set(load(folder).replicates["scenario"]) == {"none", "kill-one"}
     assert started(folder, world, warm_up_s=5) == []
     assert len(specs) == 25  # nothing was left to run, so nothing was warmed up
+
+
+def test_no_replicate_runs_beside_the_warm_up(tmp_path: Path) -> None:
+    study = make_study(warm_up_s=5)
+    order: list[str] = []
+
+    class Ordered(World):
+        def look(self, run_id: str) -> Any:
+            name = replicate_name(self.live[run_id].spec)
+            outcome = super().look(run_id)
+            order.append(f"{name} {'runs' if outcome is None else 'ends'}")
+            return outcome
+
+    side_by_side(study, tmp_path / "run", Ordered(looks=5), 3)
+    first = [name.endswith("warm-up ends") for name in order].index(True)
+    assert all("warm-up" in name for name in order[: first + 1])
+    assert len(order) > first + 6 * 5
+
+
+def test_a_warm_up_of_a_driver_that_died_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    world, folder = World(), tmp_path / "run"
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(shutil, "rmtree", die)
+        side_by_side(make_study(warm_up_s=5), folder, world, 1)
+    assert (folder / "warm-up").exists()
+    side_by_side(make_study(warm_up_s=5), folder, world, 1)
+    assert [count for name, count in world.starts.items() if name.endswith("warm-up")] == [2]
+    assert not (folder / "warm-up").exists()
 
 
 def test_a_warm_up_trains_without_faults_for_its_time(tmp_path: Path) -> None:

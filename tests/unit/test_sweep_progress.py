@@ -242,6 +242,24 @@ def test_a_trial_that_missed_the_target_is_not_the_best_so_far() -> None:
     }
 
 
+def test_values_with_charges_are_told_as_such() -> None:
+    tally = Tally(CONFIG, trials=1)
+    measured = {"state": "completed", "samples_per_s": 90.0, "time_to_target_s": 3.0}
+    tally.finished(spec(trial=0), measured)
+    tally.finished(spec(trial=0, replicate=1), {**measured, "time_to_target_s": None})
+    tally.trial_finished(record(0), (31.5, 90.0))
+    line = trial_line(tally, record(0), (31.5, 90.0), None)
+    assert "a replicate failed or missed the target, counts as time_to_target_s 31.5 s" in line
+
+
+def test_a_clock_that_was_set_back_gives_no_duration() -> None:
+    tally = Tally(CONFIG)
+    tally.began(1, 2)
+    times = {"started": "2025-06-15T15:00:20Z", "ended": "2025-06-15T15:00:00Z"}
+    assert tally.finished(spec(), {**ROW, **times}) is None
+    assert tally.remaining == "unknown"
+
+
 @pytest.mark.parametrize("state", ["failed", "diverged", "invalid", "lost", "pruned"])
 def test_the_line_of_a_replicate_without_a_result_says_why(state: str) -> None:
     row = {"state": state, "stop_reason": "f2 (kill of peer-1 at 33 s) did not fire"}

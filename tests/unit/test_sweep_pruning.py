@@ -208,7 +208,7 @@ def test_the_verdict_is_that_of_the_rule(
     pruner = Pruner(name="percentile", percentile=percent, margin=margin, least=3, after=1)
     stop = early_stop(pruner, curves(*levels))
     assert stop is not None
-    log = Log(losses=losses)
+    log = Log(losses=losses, accuracies=MISSED)
     seen = Timeline(log.spec, records(log.events()))
     found = verdict(seen, stop, ["peer-0", "peer-1"])
     best = min(losses) + 0.01  # peer 1 is 0.02 worse
@@ -222,7 +222,7 @@ def test_the_verdict_is_that_of_the_rule(
 def test_a_replicate_is_not_judged_before_its_time() -> None:
     stop = early_stop(Pruner(name="median", least=3, after=2), curves(0.1, 0.2, 0.3))
     assert stop is not None
-    log = Log(losses=(5.0, 5.0))
+    log = Log(losses=(5.0, 5.0), accuracies=MISSED)
     timeline = Timeline(log.spec, records(log.events()))
     assert verdict(timeline, stop, ["peer-0", "peer-1"]) is None  # two evaluations
     sooner = stop.model_copy(update={"after": 1})

@@ -21,6 +21,7 @@ import optuna
 import pytest
 
 from rayhive import files
+from rayhive.metrics.rows import Codes
 from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep import driver, replicate_runner, trial_book
@@ -103,7 +104,7 @@ def short_log(spec: ReplicateSpec) -> Log:
     return Log(spec, seconds=(1.0,), losses=(), accuracies=())
 
 
-def measure(folder: Path) -> dict[str, Any]:
+def measure(folder: Path, codes: Codes) -> dict[str, Any]:
     event = finished_event(folder)
     assert event is not None
     return {

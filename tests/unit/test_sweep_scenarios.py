@@ -266,7 +266,7 @@ def test_a_replay_takes_the_recorded_plan_if_the_library_has_changed(
     path.write_text("{")
     for arguments, key, allowed in [
         ((1,), "TRIAL", ": 0"),
-        ((0, 7), "--scenario", ": none"),
+        ((0, 7), "--replicate", ": 0, 1"),
         ((0, 0, "kil-one"), "--scenario", "kill-one, none"),
         ((0, 1), "DIR", "a replicate"),
     ]:

@@ -7,7 +7,7 @@ from typing import Any
 import optuna
 import pytest
 
-from rayhive.errors import ConfigError
+from rayhive.errors import ConfigError, RayhiveError
 from rayhive.spec import Configuration, Space, SweepConfig
 from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.run_folder import RunFolder
@@ -168,3 +168,15 @@ def test_the_sampler_learns_from_enqueued_values_in_the_space() -> None:
     assert [book.next().configuration for _ in range(2)] == [inside, outside]  # type: ignore[union-attr]
     params = [trial.params for trial in study.get_trials()]
     assert params == [{"codec": "float16", "delay": "state"}, {"delay": "state"}]
+
+
+def test_a_second_driver_that_has_told_a_trial_is_named() -> None:
+    study = optuna.create_study(sampler=make_sampler("tpe", 0, 0))
+    space = Space(codec=["none", "float16"])
+    book = make_book(space, study)
+    record = book.next()
+    assert record is not None
+    other = make_book(space, study)  # of a copy of the run folder
+    other.tell(other.records[0], [1.0])
+    with pytest.raises(RayhiveError, match="trial 0 has got its values from another driver"):
+        book.tell(record, [2.0])

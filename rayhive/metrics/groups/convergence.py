@@ -92,7 +92,7 @@ class Convergence(MetricGroup):
         """Return the group's columns of one replicate."""
         points = evaluations(timeline)
         pruned = timeline.state == PRUNED  # its time is censored
-        reached = (point for point in points if _reaches(timeline, point))
+        reached = (point for point in points if reaches(timeline, point))
         hit = None if pruned else next(reached, None)
         return {
             "final_loss": finite(points[-1].values.get("loss")) if points else None,
@@ -111,7 +111,8 @@ class Convergence(MetricGroup):
         }
 
 
-def _reaches(timeline: Timeline, point: EvaluationPoint) -> bool:
+def reaches(timeline: Timeline, point: EvaluationPoint) -> bool:
+    """Return whether an evaluation reaches the target of the training."""
     target = timeline.target
     value = point.values.get(target["metric"]) if target is not None else None
     if target is None or value is None:
