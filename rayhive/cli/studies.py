@@ -62,8 +62,8 @@ def sweep(
     Example: `rayhive sweep experiments/quickstart.yaml --set replicates=3`
 
     Ctrl-C or SIGTERM stops the sweep and leaves no process behind; the same command resumes it.
-    Another study needs another name or --out. Of the same study only budget.trials and replicates
-    may grow, and timeouts and retries may change.
+    Another study needs another name or --out. The same study may get more trials, replicates,
+    scenarios and baselines, and other timeouts and retries.
     """
     from rayhive import api
 
