@@ -35,6 +35,7 @@ from rayhive.events import (
     lost_alone,
     reverted,
 )
+from rayhive.events.joined_clocks import clock_offsets
 from rayhive.events.supervisor import FaultEffect
 from rayhive.spec.pruning import SKIPPED
 from rayhive.spec.replicate import ReplicateSpec
@@ -282,17 +283,17 @@ class Timeline:
 
     @cached_property
     def _offsets(self) -> dict[str, float]:
-        late = [item for item in self.incarnations.values() if item.joined(self.spec.swarm.peers)]
-        names = {item.name for item in late}
-        known = sorted((e.t, e.clock_s or 0.0) for e in self._clocked if e.peer not in names)
+        points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for event in sorted(self._clocked, key=lambda each: each.t):
+            points[event.peer or ""].append((event.t, event.clock_s or 0.0))
+        joined, together = list[tuple[float, str]](), list[str]()
+        for item in self.incarnations.values():
+            if not item.joined(self.spec.swarm.peers):
+                together.append(item.name)
+            elif item.started is not None:
+                joined.append((item.started, item.name))
         began = 0.0 if self.span is None else self.span[0]
-        offsets = {}
-        for item in late:
-            if item.started is not None:
-                before = bisect_right(known, item.started, key=lambda point: point[0])
-                moment, clock = known[before - 1] if before else (began, 0.0)
-                offsets[item.name] = clock + max(0.0, item.started - moment)
-        return offsets
+        return clock_offsets(together, joined, points, self.gone, began)
 
     # -- rounds and samples --------------------------------------------------------------------
 
@@ -328,7 +329,9 @@ class Timeline:
         several groups, if it loads the state of another peer before it averages with all peers
         again.
         """
-        return lost_alone(self.events)
+        peers = self.spec.swarm.peers
+        pairs = self.spec.configuration.group_peers(peers) < peers
+        return lost_alone(self.events, any_peer=pairs)
 
     def committed(self, until: int | None = None) -> int:
         """Return the samples whose gradients entered an applied round, over the swarm.

@@ -18,11 +18,15 @@ GROUPED = frozenset({"averaged", "partial"})
 NUMBERED = (Round, StateRound, Transition, Weights, Evaluation)
 
 
-def lost_alone(events: Iterable[Event]) -> frozenset[tuple[str | None, int]]:
+def lost_alone(
+    events: Iterable[Event], any_peer: bool = False
+) -> frozenset[tuple[str | None, int]]:
     """Return the rounds (peer, round) that a peer stepped apart and lost with a loaded state.
 
     Args:
         events: Events of a replicate; those of one peer are in the order of time.
+        any_peer: Whether what a peer did enters the swarm with an average with any other peer, as
+            in a study whose groups are pairs. Otherwise all peers of the round have to be in it.
     """
     events = tuple(events)
     lost: set[tuple[str | None, int]] = set()
@@ -34,7 +38,7 @@ def lost_alone(events: Iterable[Event]) -> frozenset[tuple[str | None, int]]:
             lost |= own.pop(event.peer, set())
         elif isinstance(event, (Round, StateRound)):
             met = (event.group_size or 1) if event.outcome in GROUPED else 0
-            if met and met >= grouped[event.kind, event.round]:
+            if met > 1 if any_peer else met and met >= grouped[event.kind, event.round]:
                 own.pop(event.peer, None)
             elif isinstance(event, Round) and event.outcome in APPLIED:
                 own[event.peer].add((event.peer, event.round))

@@ -10,6 +10,7 @@ from itertools import accumulate
 from statistics import median
 
 from rayhive.events import (
+    APART,
     APPLIED,
     GROUPED,
     FaultActed,
@@ -19,7 +20,7 @@ from rayhive.events import (
     PeerFinished,
     Round,
 )
-from rayhive.metrics.live_capacity import Capacity
+from rayhive.metrics.live_capacity import Capacity, fault_windows
 from rayhive.metrics.stats import Time
 from rayhive.metrics.survivor_progress import SurvivorProgress
 from rayhive.timeline import FaultWindow, Timeline, group_by
@@ -40,7 +41,8 @@ class FaultImpact(FaultWindow):
         ok: Whether it was proved to have taken effect; None without a ``fault_verified`` event.
         detect_s: Seconds to the first survivor's progress; None if that was not seen.
         stall: Longest time that a survivor went without a round; None if no survivor counts.
-        recover_s: Seconds until throughput was back; None if that was not seen.
+        recover_s: Seconds until throughput was back; None if that was not seen, or is not known.
+        recovery_known: Whether the expected throughput is known, and with it recovery.
         observed_s: Seconds from the fault to the end of training.
     """
 
@@ -48,6 +50,7 @@ class FaultImpact(FaultWindow):
     detect_s: float | None
     stall: Time | None
     recover_s: float | None
+    recovery_known: bool
     observed_s: float
 
 
@@ -92,8 +95,17 @@ def swarm_rounds(timeline: Timeline) -> tuple[SwarmRound, ...]:
     return tuple(_swarm_rounds(filter(timeline.applied, timeline.of(Round)), timeline))
 
 
-def _swarm_rounds(applied: Iterable[Round], timeline: Timeline) -> list[SwarmRound]:
-    """Return the rounds of some reports in the order of time."""
+def _swarm_rounds(
+    applied: Iterable[Round], timeline: Timeline, live_only: bool = False
+) -> list[SwarmRound]:
+    """Return the rounds of some reports in the order of time.
+
+    Args:
+        applied: The reports.
+        timeline: The replicate.
+        live_only: Leave out the samples of peers that a fault has stopped or cut off.
+    """
+    apart = fault_windows(timeline, APART) if live_only else {}
     rounds = []
     for number, events in group_by(applied, lambda event: event.round).items():
         clocks = [timeline.clock_of(event) for event in events if event.clock_s is not None]
@@ -102,7 +114,11 @@ def _swarm_rounds(applied: Iterable[Round], timeline: Timeline) -> list[SwarmRou
                 number=number,
                 moment=min(event.t for event in events),
                 clock_s=median(clocks) if clocks else 0.0,
-                samples=sum(event.samples for event in events),
+                samples=sum(
+                    event.samples
+                    for event in events
+                    if not any(a <= event.t <= b for a, b in apart.get(event.peer or "", ()))
+                ),
             )
         )
     return sorted(rounds, key=lambda item: item.moment)
@@ -124,15 +140,17 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
     * *stall*: see :meth:`rayhive.metrics.survivor_progress.SurvivorProgress.stall`.
     * *recover*: from the fault to the first report of a round that counts and is followed by
       :data:`ROUNDS` (3) rounds with at least :data:`SHARE` (0.9) of the expected throughput, in
-      committed samples per second of training clock. The expected throughput is the mean number of
-      live peers in these rounds x the throughput per live peer before the first fault of the
-      replicate. That baseline runs from the end of the first round to the end of the last round
+      committed samples of live peers per second of training clock. The expected throughput is
+      the mean number of live peers in these rounds x the throughput per live peer before the first
+      fault of the replicate. That baseline runs from the end of the first round to the end of the last round
       before the fault. With fewer than :data:`BASELINE_ROUNDS` rounds, recovery is unknown.
 
     A live peer trains and is neither stopped nor cut off by a fault; a starting peer is not live.
     Times that do not end before the replicate does are None.
     """
-    rounds, capacity = swarm_rounds(timeline), Capacity(timeline, from_start=True)
+    applied = filter(timeline.applied, timeline.of(Round))
+    rounds = _swarm_rounds(applied, timeline, live_only=True)
+    capacity = Capacity(timeline, from_start=True)
     progress = SurvivorProgress(timeline, capacity)
     end = 0.0 if timeline.span is None else timeline.span[1]
     begins = zip(timeline.faults, _took_effect(timeline), strict=True)
@@ -151,6 +169,7 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
                 detect_s=None if detected is None else detected - moment,
                 stall=progress.stall(fault),
                 recover_s=None if recovered is None else recovered - moment,
+                recovery_known=baseline is not None,
                 observed_s=max(0.0, end - moment),
             )
         )

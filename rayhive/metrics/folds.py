@@ -58,7 +58,7 @@ class Mean(Fold):
         """Return the mean and, where asked for, the bounds of its interval."""
         name, finished = column.name, replicates.finished
         values = known(finished, name)
-        complete = len(values) == len(replicates.ran)
+        complete = len(values) == sum(row["state"] not in UNKNOWN for row in replicates.ran)
         found = log_estimate(values) if self.log else estimate(values)
         if self.missing == "none" and not complete:
             found = None

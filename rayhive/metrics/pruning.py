@@ -95,7 +95,8 @@ def verdict(timeline: Timeline, stop: EarlyStop, peers: Collection[str]) -> Prun
     points = [
         point
         for events, point in evaluation_points(timeline)
-        if not events[0].final and {event.peer for event in events} >= set(peers)
+        if not any(event.final for event in events)
+        and {event.peer for event in events} >= set(peers)
     ]
     values = [finite(point.values.get(stop.metric)) for point in points]
     found = [value for value in values if value is not None]

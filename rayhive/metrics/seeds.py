@@ -18,6 +18,8 @@ from rayhive.metrics.folds import RestrictedMean, event_times, is_exact, restric
 from rayhive.metrics.stats import CONFIDENCE
 from rayhive.timeline import FINISHED, UNKNOWN
 
+#: Relative difference below which computed values count as equal.
+ROUNDING = 1e-12
 #: Unit of columns of bytes.
 BYTES = "B"
 
@@ -175,7 +177,9 @@ def differences(values: SeedValues, index: int) -> Differences:
         error = np.sqrt(squares / (pairs - 1) / pairs)
     low = np.where(there, delta, np.inf).min(axis=1, initial=np.inf)
     high = np.where(there, delta, -np.inf).max(axis=1, initial=-np.inf)
-    same = (low == high) & (pairs > 1)
+    largest = np.where(np.isfinite(values.values), np.abs(values.values), 0.0).max(initial=0.0)
+    with np.errstate(invalid="ignore"):
+        same = (high - low <= ROUNDING * largest) & (pairs > 1)
     exact = np.array(values.exact) & values.exact[index]
     error = np.where(same, np.where(exact, 0.0, np.nan), error)
     error[pairs < 2] = np.nan

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rayhive.columns import Row, conditions
 from rayhive.metrics.aggregate import is_candidate, ran, rows_by, without_logarithm
-from rayhive.metrics.posterior import draws as posterior_draws
+from rayhive.metrics.posterior import posterior
 from rayhive.metrics.seeds import seed_values
 from rayhive.metrics.stats import MAX_LOG
 from rayhive.report.results import Results
@@ -213,14 +213,13 @@ def _means(rows: Sequence[Row], objectives: Mapping[str, str]) -> _Means:
     """Return the means of rows in the objectives."""
     found = [seed_values(rows, name).by_factors for name in objectives]
     signs = np.array([1.0 if way == "minimize" else -1.0 for way in objectives.values()])
-    centre = signs * np.stack([np.nanmean(each.values, axis=1) for each in found], axis=1)
-    draws = posterior_draws(rows, objectives)
+    known = posterior(rows, objectives)
     there = np.isfinite(found[0].values)
     common = int(there.all(axis=0).sum())
     paired = common > 1 and len(rows) > 1
     seeds = common if paired else int(there.sum(axis=1).min())
     logs = tuple(each.log for each in found)
-    return _Means(logs, signs, centre, draws, seeds, paired)
+    return _Means(logs, signs, known.centre, known.draws, seeds, paired)
 
 
 def _chosen(costs: Array, logs: Sequence[bool]) -> Array:

@@ -87,8 +87,8 @@ def spread_in(results: Results | None, name: str) -> tuple[float | None, str]:
             values = replace(values, values=values.values / np.where(means == 0, np.nan, means))
         found = residuals_spread([values])
         if found is not None:
-            squares += float(found[0][0, 0]) * found[1]
-            freedom, rows = freedom + found[1], rows + len(group)
+            squares += float(found.covariance[0, 0]) * found.freedom
+            freedom, rows = freedom + found.freedom, rows + len(group)
     run = "" if results is None else results.name
     if not freedom or not squares:
         return None, f"the replicates of {run} show no spread; --spread PERCENT gives one"

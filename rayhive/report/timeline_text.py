@@ -228,9 +228,10 @@ def _refused(timeline: Timeline) -> Iterator[str]:
 def _impact(impact: FaultImpact) -> str:
     proof = {True: "verified", False: "NOT VERIFIED", None: "without proof"}[impact.ok]
     continued = _after("survivors went on", impact.detect_s, impact.observed_s)
-    recovered = _after(
-        "throughput of the live peers recovered", impact.recover_s, impact.observed_s
-    )
+    recovered = "recovery unknown: too few rounds before the first fault"
+    if impact.recovery_known:
+        change = "throughput of the live peers recovered"
+        recovered = _after(change, impact.recover_s, impact.observed_s)
     stall = ""
     if impact.stall is not None:
         least = "more than " if impact.stall.censored else ""

@@ -225,13 +225,15 @@ def test_its_settings_are_checked_with_the_rest_of_the_study() -> None:
     assert "last_call_timeout" in str(error.value)
 
 
-def test_its_settings_may_change_until_it_has_run() -> None:
+def test_its_settings_may_change_until_it_has_run(tmp_path: Path) -> None:
     def study(*baselines: str, period: int) -> SweepConfig:
         settings = {"checkpoint_every_rounds": period}
         given = {**TINY, "baselines": list(baselines), "elastic": settings}
         return resolve(given, workload=WorkloadFacts(SHAPES, 32, "real")).config
 
     new = study("ddp", "elastic", period=5)
-    assert not list(differences(study("ddp", period=10), new, Path("run")))
-    (problem,) = differences(study("elastic", period=10), new, Path("run"))
+    for before in (study("ddp", period=10), study("elastic", period=10)):
+        assert not list(differences(before, new, tmp_path))
+    (tmp_path / "trials" / "elastic").mkdir(parents=True)
+    (problem,) = differences(study("elastic", period=10), new, tmp_path)
     assert problem.key == "elastic.checkpoint_every_rounds"

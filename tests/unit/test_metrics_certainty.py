@@ -11,7 +11,7 @@ from scipy import stats
 
 from rayhive.columns import FoldedRow, Replicates, Row
 from rayhive.metrics.groups.pareto import Pareto, separable
-from rayhive.metrics.posterior import front_probabilities
+from rayhive.metrics.posterior import _of_model, front_probabilities, posterior
 from rayhive.metrics.seeds import differences, holm, seed_values
 from rayhive.metrics.worst import regret_bounds, worst_bounds
 
@@ -109,6 +109,43 @@ def test_what_the_seed_does_to_all_rows_does_not_count() -> None:
     rows = [folded("a", final_loss=[1.0, 9.0, 5.0]), folded("b", final_loss=[1.1, 9.12, 5.1])]
     shares = front_probabilities(rows, LOSS)
     assert shares is not None and shares[0] > 0.99
+
+
+def test_a_row_that_lacks_a_seed_is_compared_at_the_others() -> None:
+    """Its mean is far lower, for want of the seed at which every row is high."""
+    rows = [folded("a", final_loss=[1.0, 2.0, 9.0]), folded("b", final_loss=[1.05, 2.052])]
+    shares = front_probabilities(rows, LOSS)
+    assert shares is not None and shares[0] > 0.97
+    found = posterior(rows, LOSS)
+    assert found.centre[0, 0] - found.centre[1, 0] == pytest.approx(-0.051)
+
+
+def test_the_model_of_rows_with_all_seeds_is_that_of_their_means() -> None:
+    generator = np.random.default_rng(3)
+    cells = generator.normal(size=(4, 5, 2)) + np.arange(5)[None, :, None]
+    there = np.ones((4, 5), bool)
+    centre, residuals, freedom, root = _of_model(cells, there)
+    cells[3, 4], there[3, 4] = np.nan, False  # least squares, whose means are those of the model
+    means, _, less, roots = _of_model(cells, there)
+    assert (freedom, less) == (12, 11) and residuals.shape == (20, 2)
+    # of complete rows differences are those of their means, with the error of the complete design
+    assert means[0] - means[1] == pytest.approx(centre[0] - centre[1])
+    contrast = roots[0] - roots[1]
+    assert contrast @ contrast == pytest.approx(2 * root[0] ** 2)
+    # of the row that lacks a seed, what the other rows have at that seed stands in for it
+    other = cells[:3, 4].mean(axis=0) - cells[:3, :4].mean(axis=(0, 1))
+    assert means[3] == pytest.approx(cells[3, :4].mean(axis=0) + other / 5)
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_equal_factors_are_equal_in_spite_of_rounding(factor: float) -> None:
+    samples = [1280.0, 2560.0, 3840.0]
+    rows = [
+        folded("a", samples_to_target=samples, trained_s=[9.0] * 3),
+        folded("b", samples_to_target=[factor * each for each in samples], trained_s=[9.0] * 3),
+    ]
+    assert math.isnan(differences(seed_values(rows, "samples_to_target"), 0).p_values()[1])
+    assert front_probabilities(rows, {"samples_to_target": "minimize"}) is None
 
 
 def test_a_row_that_is_best_in_one_objective_is_on_the_front() -> None:

@@ -220,16 +220,21 @@ class Oracle:
         if len(before) <= 2:
             return None
 
-        def per_peer(i: int, j: int) -> float | None:
+        def per_peer(i: int, j: int, everyone: bool = False) -> float | None:
             """Samples per second and live peer from the end of round i to that of round j."""
             (t0, c0), (t1, c1) = self.moment(ordered[i]), self.moment(ordered[j])
             live = self.peer_seconds(t0, t1)
             if t1 <= t0 or c1 <= c0 or live <= 0:
                 return None
-            samples = sum(e["samples"] for es in ordered[i + 1 : j + 1] for e in es)
+            samples = sum(
+                e["samples"]
+                for es in ordered[i + 1 : j + 1]
+                for e in es
+                if everyone or not any(x <= e["t"] <= y for x, y in self.apart(e["peer"]))
+            )
             return samples / ((c1 - c0) * live / (t1 - t0))  # type: ignore[no-any-return]
 
-        normal = per_peer(0, before[-1])
+        normal = per_peer(0, before[-1], everyone=True)  # of rounds that began before any fault
         for i, es in enumerate(ordered[:-3]):
             mine = [e["t"] for e in shown if e["round"] == es[0]["round"]]
             now = per_peer(i, i + 3) if mine else None
@@ -242,19 +247,25 @@ class Oracle:
         return min(e["t"] for e in events), median(clocks)
 
     def offset(self, name: str) -> float:
-        """Swarm's training clock at an event: a joiner's clock is shifted by the initial peers'."""
-        started = next(
-            e["t"] for e in self.events if e["peer"] == name and e["kind"] == "training_started"
-        )
+        """Swarm's training clock at the start of a peer: the largest of those that train then."""
         if "." not in name and int(name.removeprefix("peer-")) < self.peers:
             return 0.0
-        told = [
-            (e["t"], e["clock_s"])
-            for e in self.events
-            if "clock_s" in e and "." not in e["peer"] and e["t"] <= started
-        ]
-        t, clock = max(told, default=(self.begin, 0.0))
-        return clock + max(0.0, started - t)  # type: ignore[no-any-return]
+        started = self.training(name)[0]
+        found = []
+        for other in self.names():
+            came, gone, how = self.training(other)
+            initial = "." not in other and int(other.removeprefix("peer-")) < self.peers
+            came = self.begin if initial else came
+            if other == name or came >= started:
+                continue
+            own = [e for e in self.events if e["peer"] == other and "clock_s" in e]
+            told = max([(came, 0.0), *((e["t"], e["clock_s"]) for e in own if e["t"] <= started)])
+            later = [e["clock_s"] for e in own if e["t"] > started]
+            left = how in ("left", "peer_lost", "peer_failed")
+            until = max(told[0], min(started, gone)) if left else started
+            clock = min([told[1] + until - told[0], *later])
+            found.append((not left or gone > started, self.offset(other) + clock))
+        return max(found, default=(True, started - self.begin))[1]
 
 
 def compare(timeline: Timeline) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rayhive.columns import Column, Row, in_group
-from rayhive.events import Evaluation, Left
+from rayhive.events import Evaluation, Left, PeerFinished
 from rayhive.metrics.folds import Mean, RestrictedMean, Total
 from rayhive.metrics.group import MetricGroup, averaged, difference, finite, measured, minimized
 from rayhive.spec.pruning import PRUNED
@@ -133,15 +133,30 @@ def evaluation_points(
     Args:
         timeline: The replicate, which may still run.
     """
-    left = {name for name, item in timeline.incarnations.items() if isinstance(item.end, Left)}
-    final = [e for e in timeline.of(Evaluation) if e.final and e.peer not in left]
     regular = (
         [event for event in events if not event.final]
         for events in timeline.by_round(Evaluation).values()
     )
+    final = list(_last_of_peers(timeline))
+    if not any(event.final for event in final):
+        final = []  # the last regular evaluation is that of the end
     for events in (*regular, final):
         if events:
             yield events, _point(timeline, events)
+
+
+def _last_of_peers(timeline: Timeline) -> Iterator[Evaluation]:
+    """Yield the evaluation of each peer after its last round, but for peers that left.
+
+    A peer that has just evaluated when training ends does not do so again.
+    """
+    ends = {event.peer: event.round for event in timeline.of(PeerFinished)}
+    for name, item in timeline.incarnations.items():
+        own = [e for e in timeline.of(Evaluation, name) if timeline.stands(e)]
+        if own and not isinstance(item.end, Left):
+            last = own[-1]
+            if last.final or last.round == ends.get(name):
+                yield last
 
 
 def _point(timeline: Timeline, events: Sequence[Evaluation]) -> EvaluationPoint:

@@ -55,7 +55,8 @@ class Faults(MetricGroup):
     * ``detect_p50_s``, ``detect_p95_s``, ``stall_p50_s``, ``stall_p95_s``, ``recover_p50_s``,
       ``recover_p95_s`` [s]: percentiles over all faults that fired; see
       :func:`rayhive.metrics.fault_impact.impacts`. A time that had not ended with the training is
-      censored; a percentile that depends on its length is None
+      censored; a recovery without a baseline to compare with is left out. A percentile that
+      depends on the length of a censored time is None
       (:func:`rayhive.metrics.stats.censored_percentile`).
     * ``rejoin_p50_s``, ``rejoin_p95_s`` [s]: the same over the peers that joined while other peers
       trained; see :func:`rayhive.metrics.fault_impact.rejoins`.
@@ -100,7 +101,9 @@ class Faults(MetricGroup):
         if not fired and not (plan and plan.faults):
             return row
         faults, joined = impacts(timeline), rejoins(timeline)
-        unseen = {item.fault for item in faults if item.detect_s is None or item.recover_s is None}
+        known = [item for item in faults if item.recovery_known]
+        unseen = {item.fault for item in faults if item.detect_s is None}
+        unseen |= {item.fault for item in known if item.recover_s is None}
         unseen |= {item.cause or item.peer for item in joined if item.seconds is None}
         return {
             **row,
@@ -109,7 +112,7 @@ class Faults(MetricGroup):
             "faults_verified": len({e.fault for e in timeline.of(FaultVerified) if e.ok}),
             **_times("detect", (_time(item.detect_s, item.observed_s) for item in faults)),
             **_times("stall", (item.stall for item in faults)),
-            **_times("recover", (_time(item.recover_s, item.observed_s) for item in faults)),
+            **_times("recover", (_time(item.recover_s, item.observed_s) for item in known)),
             **_times("rejoin", (_time(item.seconds, item.observed_s) for item in joined)),
             "censored": len(unseen),
             "samples_lost": samples_lost(timeline),

@@ -85,8 +85,11 @@ def _set_objective(groups: Sequence[Sequence[Row]], name: str, sign: float) -> N
         regret = max(cost[scenario] - best[scenario] for scenario in best)
         _set(group, worst_case=sign * max(cost.values()), regret=regret)
         _set(group, **_bounds("worst_case", *worst_bounds(group, name, sign)))
-    for group, bounds in zip(known, regret_bounds(known, name, sign), strict=True):
-        _set(group, **_bounds("regret", *bounds))
+    for group, (low, high) in zip(known, regret_bounds(known, name, sign), strict=True):
+        regret = float(group[0]["regret"] or 0.0)
+        if low is not None and high is not None and not low <= regret <= high:
+            low = high = None  # the means are over other seeds than the pairs
+        _set(group, **_bounds("regret", low, high))
 
 
 def _bounds(name: str, low: float | None, high: float | None) -> dict[str, float | None]:

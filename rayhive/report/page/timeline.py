@@ -243,7 +243,7 @@ def _fault_rows(timeline: Timeline, found: Sequence[FaultImpact]) -> Iterator[Fa
             f"{impact.fired - timeline.span[0]:.1f} s",
             proofs[impact.ok],
             _after(impact.detect_s, impact.observed_s),
-            _after(impact.recover_s, impact.observed_s),
+            _after(impact.recover_s, impact.observed_s) if impact.recovery_known else "not known",
         )
     for item in rejoins(timeline):
         yield _rejoin_row(item, timeline.span[0])
