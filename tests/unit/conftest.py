@@ -15,6 +15,12 @@ from tests.unit.plan_fakes import FAKES, Fake
 from tests.unit.sweep_fakes import World
 
 
+@pytest.fixture(autouse=True)
+def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the width of output to the code: a worker of xdist is told one."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def clock() -> Clock:
     """Return a clock that the test sets."""
