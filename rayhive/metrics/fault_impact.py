@@ -143,7 +143,8 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
       committed samples of live peers per second of training clock. The expected throughput is
       the mean number of live peers in these rounds x the throughput per live peer before the first
       fault of the replicate. That baseline runs from the end of the first round to the end of the
-      last round before the fault. With fewer than :data:`BASELINE_ROUNDS` rounds, recovery is unknown.
+      last round before the fault. With fewer than :data:`BASELINE_ROUNDS` rounds, recovery is
+      unknown.
 
     A live peer trains and is neither stopped nor cut off by a fault; a starting peer is not live.
     Times that do not end before the replicate does are None.
