@@ -18,6 +18,7 @@ from rayhive.events import (
     FaultVerified,
     Notice,
     PeerFinished,
+    RolledBack,
     Round,
 )
 from rayhive.metrics.live_capacity import Capacity, fault_windows
@@ -147,8 +148,44 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
       unknown.
 
     A live peer trains and is neither stopped nor cut off by a fault; a starting peer is not live.
-    Times that do not end before the replicate does are None.
+    Times that do not end before the replicate does are None. A time that ended before a return to
+    a checkpoint is that of the rounds of then, although these were undone later.
     """
+    found = _impacts(timeline)
+    for moment in reversed(_returns(timeline)):
+        before = Timeline(timeline.spec, [e for e in timeline.events if e.t < moment])
+        known = {impact.fault: impact for impact in _impacts(before)}
+        found = [_earlier(impact, known.get(impact.fault)) for impact in found]
+    return tuple(found)
+
+
+def _returns(timeline: Timeline) -> list[float]:
+    """Return when the peers went back to a checkpoint, once for each time [s, Unix time]."""
+    moments, together = list[float](), False
+    for event in timeline.events:
+        if isinstance(event, RolledBack):
+            moments += [] if together else [event.t]
+            together = True
+        elif isinstance(event, Round):
+            together = False
+    return moments
+
+
+def _earlier(impact: FaultImpact, before: FaultImpact | None) -> FaultImpact:
+    """Return the impact of a fault with the times that had ended before a return."""
+    if before is None:
+        return impact
+    ended = before.stall is not None and not before.stall.censored
+    return replace(
+        impact,
+        detect_s=impact.detect_s if before.detect_s is None else before.detect_s,
+        stall=before.stall if ended else impact.stall,
+        recover_s=impact.recover_s if before.recover_s is None else before.recover_s,
+    )
+
+
+def _impacts(timeline: Timeline) -> list[FaultImpact]:
+    """Return the impact of every fault by the rounds that were not undone."""
     applied = filter(timeline.applied, timeline.of(Round))
     rounds = _swarm_rounds(applied, timeline, live_only=True)
     capacity = Capacity(timeline, from_start=True)
@@ -174,7 +211,7 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
                 observed_s=max(0.0, end - moment),
             )
         )
-    return tuple(found)
+    return found
 
 
 def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:

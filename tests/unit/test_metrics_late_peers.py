@@ -146,3 +146,38 @@ def test_recovery_without_a_baseline_is_unknown_and_not_censored() -> None:
     row = timeline_row(story.timeline)
     assert (row["recover_s"], row["recover_p50_s"], row["censored"]) == (None, None, 0)
     assert row["detect_p50_s"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_later_return_to_a_checkpoint_does_not_change_an_earlier_fault(second: bool) -> None:
+    faults = [planned(0), planned(1)] if second else [planned(0)]
+    story = Story(faults, baseline="elastic", trial=None)
+
+    def go_back(at: float, names: tuple[str, ...]) -> None:
+        for name in names:
+            story.say(
+                at, "rolled_back", name, round_before=story.round, round=10, group=list(names),
+                seconds=2.0, load_s=0.1, lost=0,
+            )  # fmt: skip
+            story._went_on[name] = at
+        story.round = 10
+
+    story.rounds(*map(float, range(1, 11)), peers=ALL)
+    story.fire(10.5, 0, ["peer-1"])
+    story.lose(10.6, "peer-1")
+    go_back(13.0, REST)
+    story.rounds(*map(float, range(14, 21)), peers=REST)
+    if second:
+        story.fire(20.5, 1, [REST[1]])
+        story.lose(20.6, REST[1])
+        go_back(24.0, REST[:1])
+        story.rounds(*map(float, range(25, 35)), peers=REST[:1])
+    story.finish(35.0, REST[:1] if second else REST)
+    story.end(36.0)
+    first, *others = impacts(story.timeline)
+    assert (first.detect_s, first.recover_s) == (
+        pytest.approx(3.4, abs=1e-5),
+        pytest.approx(3.4, abs=1e-5),
+    )
+    assert first.stall is not None and first.stall.seconds == pytest.approx(3.4, abs=1e-5)
+    assert [impact.detect_s for impact in others] == [pytest.approx(4.4, abs=1e-5)] * second
