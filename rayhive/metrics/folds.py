@@ -160,15 +160,18 @@ class Total(Fold):
     Attributes:
         share: Whether the column is a yes-or-no of each replicate, so that tables print the sum as
             a share of the replicates.
+        whole: Whether the sum is unknown if a value is.
     """
 
     share: bool = False
+    whole: bool = False
     type = "count"
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
-        """Return the sum; None if no replicate has a value."""
+        """Return the sum; None if no replicate has a value, or with ``whole`` not every one."""
         values = known(replicates.finished, column.name)
-        return {column.name: sum(values) if values else None}
+        lacking = self.whole and len(values) < len(replicates.finished)
+        return {column.name: sum(values) if values and not lacking else None}
 
 
 @dataclass(frozen=True)
@@ -178,15 +181,19 @@ class Reduced(Fold):
     Attributes:
         function: The function, for example :func:`max`.
         failed: Whether replicates that failed count.
+        whole: Whether the result is unknown if a value is.
     """
 
     function: Callable[[list[Any]], Value]
     failed: bool = False
+    whole: bool = False
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
-        """Return the result; None if there are no values."""
-        values = known(replicates.ran if self.failed else replicates.finished, column.name)
-        return {column.name: self.function(values) if values else None}
+        """Return the result; None if there are no values, or with ``whole`` not all of them."""
+        rows = replicates.ran if self.failed else replicates.finished
+        values = known(rows, column.name)
+        lacking = self.whole and len(values) < len(rows)
+        return {column.name: self.function(values) if values and not lacking else None}
 
 
 @dataclass(frozen=True)

@@ -266,3 +266,14 @@ def test_by_folds_over_all_other_settings() -> None:
     assert float16["powersgd_rank"] is None  # 4 and none at all: there is no one number
     assert (none["codec"], none["n"]) == ("none", 1)
     assert len(fold(rows(*logs))) == 3
+
+
+@pytest.mark.parametrize("name", ["clock_uncertainty_s", "state_transfer_bytes", "samples_lost"])
+def test_an_unknown_value_makes_a_bound_or_a_sum_unknown(name: str) -> None:
+    found = rows(*replicates(2))
+    for row, value in zip(found, (3, 4), strict=True):
+        row[name] = value
+    (known,) = fold(found)
+    assert known[name] == (4 if name == "clock_uncertainty_s" else 7)
+    found[1][name] = None
+    assert fold(found)[0][name] is None

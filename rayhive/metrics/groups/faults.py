@@ -17,7 +17,7 @@ from rayhive.events import (
     StateLoaded,
 )
 from rayhive.metrics.fault_impact import impacts, rejoins
-from rayhive.metrics.folds import Percentile, Reduced, pool_times, times_text
+from rayhive.metrics.folds import Percentile, Reduced, Total, pool_times, times_text
 from rayhive.metrics.group import MetricGroup, total
 from rayhive.metrics.stats import Time, known_percentile
 from rayhive.timeline import Timeline
@@ -81,8 +81,13 @@ class Faults(MetricGroup):
             total("faults_verified", "Faults proved to have taken effect"),
             *chain.from_iterable(starmap(_percentiles, _TIMES.items())),
             total("censored", "Faults whose recovery was not seen"),
-            total("samples_lost", "Samples computed and not committed"),
-            total("state_transfer_bytes", "State that peers downloaded from other peers", "B"),
+            total("samples_lost", "Samples computed and not committed", fold=Total(whole=True)),
+            total(
+                "state_transfer_bytes",
+                "State that peers downloaded from other peers",
+                "B",
+                fold=Total(whole=True),
+            ),
             total("invariants_violated", "Violated invariants"),
             total("preemptions", "Nodes whose peers left for a real preemption notice"),
         ),

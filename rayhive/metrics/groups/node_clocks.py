@@ -33,7 +33,7 @@ class NodeClocks(MetricGroup):
             "clock_uncertainty_s",
             "Largest possible error of a corrected clock",
             "s",
-            fold=Reduced(max),
+            fold=Reduced(max, whole=True),
         ),
     )
 
