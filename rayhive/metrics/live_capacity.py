@@ -13,10 +13,17 @@ from rayhive.timeline import Timeline
 Window = tuple[float, float]
 
 
-def fault_windows(timeline: Timeline, effects: Collection[str]) -> dict[str, list[Window]]:
+def fault_windows(
+    timeline: Timeline, effects: Collection[str], without: str | None = None
+) -> dict[str, list[Window]]:
     """Return the times during which each peer was under a fault with one of the effects.
 
     A window lasts from ``fault_fired`` to ``fault_healed``, or to the end of training.
+
+    Args:
+        timeline: The replicate.
+        effects: The effects.
+        without: Id of a fault to leave out.
 
     Returns:
         Name of the peer to its windows [s, Unix time].
@@ -24,7 +31,8 @@ def fault_windows(timeline: Timeline, effects: Collection[str]) -> dict[str, lis
     end = float("inf") if timeline.span is None else timeline.span[1]
     windows: dict[str, list[Window]] = defaultdict(list)
     for fault in timeline.faults:
-        for peer in fault.targets if fault.effect in effects else ():
+        counts = fault.effect in effects and fault.fault != without
+        for peer in fault.targets if counts else ():
             windows[peer].append((fault.fired, end if fault.healed is None else fault.healed))
     return dict(windows)
 

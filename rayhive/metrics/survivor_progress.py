@@ -39,6 +39,7 @@ class SurvivorProgress:
         self._averaged = timeline.by_round(Round)
         self._own = {(e.peer, e.round): e for events in self._averaged.values() for e in events}
         self._ids = {event.peer: event.peer_id for event in timeline.of(DHTReady)}
+        self._timeline = timeline
         self._capacity, apart = capacity, fault_windows(timeline, APART)
         self._apart = {name: Windows(windows) for name, windows in apart.items()}
         self._incarnations = timeline.incarnations
@@ -140,7 +141,11 @@ class SurvivorProgress:
                 break
         if not ended:
             moments.append(max(end, moments[-1]))
-        if name in self._apart and self._apart[name].overlap((fault.fired, moments[-1])) > 0:
+        apart = self._apart.get(name)
+        if name in fault.targets:  # a survivor too, as all peers are targets
+            others = fault_windows(self._timeline, APART, without=fault.fault)
+            apart = Windows(others.get(name, ()))
+        if apart is not None and apart.overlap((fault.fired, moments[-1])) > 0:
             return None
         if not ended and survivor.end is not None and not isinstance(survivor.end, PeerFinished):
             return None

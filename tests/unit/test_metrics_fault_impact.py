@@ -106,3 +106,16 @@ def test_a_survivor_under_another_fault_is_left_out_of_the_stall() -> None:
     killed, paused = impacts(story.timeline)
     assert killed.stall is not None and killed.stall.seconds == seconds(1.4)
     assert paused.stall is not None and paused.stall.seconds == seconds(1.2)
+
+
+def test_the_stall_of_a_pause_of_all_peers_is_theirs() -> None:
+    story = Story([planned(kind="pause", who=ALL, heal_after_s=3.0)])
+    story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
+    story.fire(4.5, 0, list(ALL))
+    story.heal(7.5, 0, list(ALL))
+    story.rounds(8.0, 9.0, 10.0, 11.0, peers=ALL)
+    story.finish(11.0, ALL)
+    story.end(12.0)
+    (impact,) = impacts(story.timeline)
+    assert impact.stall is not None
+    assert (impact.stall.seconds, impact.stall.censored) == (seconds(3.4), False)

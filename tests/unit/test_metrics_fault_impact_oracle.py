@@ -100,10 +100,11 @@ class Oracle:
         trained = {name: self.training(name) for name in self.names()}
         return {n for n, (came, gone, _) in trained.items() if came <= moment < gone}
 
-    def apart(self, name: str) -> Iterator[tuple[float, float]]:
+    def apart(self, name: str, without: str = "") -> Iterator[tuple[float, float]]:
         healed = {e["fault"]: e["t"] for e in self.of("fault_healed")}
         for e in self.of("fault_fired"):
-            if e["effect"] in ("stopped", "cut_off") and name in e["lives"]:
+            counts = e["effect"] in ("stopped", "cut_off") and e["fault"] != without
+            if counts and name in e["lives"]:
                 yield e["t"], healed.get(e["fault"], self.end)
 
     def peer_seconds(self, begin: float, end: float) -> float:
@@ -181,12 +182,17 @@ class Oracle:
         return {
             "began": start,
             "detect": shown[0]["t"] - start if shown else None,
-            "stall": self.stall(start, healed, survivors, shown),
+            "stall": self.stall(fired["fault"], start, healed, survivors, shown),
             "recover": self.recover(start, shown),
         }
 
     def stall(
-        self, start: float, healed: float | None, survivors: set[str], shown: list[Event]
+        self,
+        fault: str,
+        start: float,
+        healed: float | None,
+        survivors: set[str],
+        shown: list[Event],
     ) -> tuple[float, bool] | None:
         found = []
         for name in survivors:
@@ -200,7 +206,8 @@ class Oracle:
                 end = self.end if how == "peer_finished" else gone
                 finished = [e["t"] for e in self.of("peer_finished") if e["peer"] == name]
                 points.append(max([*finished, *([] if finished else [end]), points[-1]]))
-            hit = any(a < points[-1] and b > start for a, b in self.apart(name))
+            others = self.apart(name, without=fault)
+            hit = any(a < points[-1] and b > start for a, b in others)
             if hit or (last is None and how not in (None, "peer_finished")):
                 continue
             gaps = [b - a for a, b in pairwise(points)]
