@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 
 def clock_offsets(
@@ -25,18 +26,31 @@ def clock_offsets(
         gone: Returns when a peer left, failed or was lost [s, Unix time].
         began: When training began [s, Unix time].
     """
-    known = {name: (0.0, began) for name in began_together}
-    offsets = {}
+    offsets: dict[str, float] = {}
+    known: list[_Peer] = []
+
+    def add(name: str, offset: float, start: float) -> None:
+        known.append(_Peer(offset, ((start, 0.0), *points.get(name, ())), gone(name)))
+
+    for name in began_together:
+        add(name, 0.0, began)
     for started, name in sorted(joined):
-        best = (False, 0.0) if known else (False, max(0.0, started - began))
-        for other, (offset, start) in known.items():
-            end = gone(other)
-            clock = _clock_at(started, ((start, 0.0), *points.get(other, ())), end)
+        best = (False, 0.0 if known else max(0.0, started - began))
+        for other in known:
+            clock = _clock_at(started, other.points, other.gone)
             if clock is not None:
-                best = max(best, (end is None or end > started, offset + clock))
+                best = max(best, (other.gone is None or other.gone > started, other.offset + clock))
         offsets[name] = best[1]
-        known[name] = (best[1], started)
+        add(name, best[1], started)
     return offsets
+
+
+class _Peer(NamedTuple):
+    """A peer whose clock is known: its offset, its points from the start on, and its end."""
+
+    offset: float
+    points: Sequence[tuple[float, float]]
+    gone: float | None
 
 
 def _clock_at(

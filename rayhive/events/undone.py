@@ -38,7 +38,8 @@ def lost_alone(
             lost |= own.pop(event.peer, set())
         elif isinstance(event, (Round, StateRound)):
             met = (event.group_size or 1) if event.outcome in GROUPED else 0
-            if met > 1 if any_peer else met and met >= grouped[event.kind, event.round]:
+            needed = 2 if any_peer else max(1, grouped[event.kind, event.round])
+            if met >= needed:
                 own.pop(event.peer, None)
             elif isinstance(event, Round) and event.outcome in APPLIED:
                 own[event.peer].add((event.peer, event.round))

@@ -10,7 +10,6 @@ from itertools import accumulate
 from statistics import median
 
 from rayhive.events import (
-    APART,
     APPLIED,
     GROUPED,
     FaultActed,
@@ -21,7 +20,7 @@ from rayhive.events import (
     RolledBack,
     Round,
 )
-from rayhive.metrics.live_capacity import Capacity, fault_windows
+from rayhive.metrics.live_capacity import Capacity
 from rayhive.metrics.stats import Time
 from rayhive.metrics.survivor_progress import SurvivorProgress
 from rayhive.timeline import FaultWindow, Timeline, group_by
@@ -97,16 +96,16 @@ def swarm_rounds(timeline: Timeline) -> tuple[SwarmRound, ...]:
 
 
 def _swarm_rounds(
-    applied: Iterable[Round], timeline: Timeline, live_only: bool = False
+    applied: Iterable[Round], timeline: Timeline, capacity: Capacity | None = None
 ) -> list[SwarmRound]:
     """Return the rounds of some reports in the order of time.
 
     Args:
         applied: The reports.
         timeline: The replicate.
-        live_only: Leave out the samples of peers that a fault has stopped or cut off.
+        capacity: Live peers over time, to leave out the samples of peers that a fault has stopped
+            or cut off; None counts all.
     """
-    apart = fault_windows(timeline, APART) if live_only else {}
     rounds = []
     for number, events in group_by(applied, lambda event: event.round).items():
         clocks = [timeline.clock_of(event) for event in events if event.clock_s is not None]
@@ -118,7 +117,7 @@ def _swarm_rounds(
                 samples=sum(
                     event.samples
                     for event in events
-                    if not any(a <= event.t <= b for a, b in apart.get(event.peer or "", ()))
+                    if capacity is None or not capacity.is_away(event.peer or "", event.t)
                 ),
             )
         )
@@ -187,8 +186,8 @@ def _earlier(impact: FaultImpact, before: FaultImpact | None) -> FaultImpact:
 def _impacts(timeline: Timeline) -> list[FaultImpact]:
     """Return the impact of every fault by the rounds that were not undone."""
     applied = filter(timeline.applied, timeline.of(Round))
-    rounds = _swarm_rounds(applied, timeline, live_only=True)
     capacity = Capacity(timeline, from_start=True)
+    rounds = _swarm_rounds(applied, timeline, capacity)
     progress = SurvivorProgress(timeline, capacity)
     end = 0.0 if timeline.span is None else timeline.span[1]
     begins = zip(timeline.faults, _took_effect(timeline), strict=True)

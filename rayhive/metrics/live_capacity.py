@@ -66,6 +66,11 @@ class Windows:
         last = bisect_left(self._begins, window[1])
         return overlap(window, self._windows[first:last])
 
+    def contain(self, moment: float) -> bool:
+        """Return whether a moment is in one of the windows, ends included."""
+        begun = bisect_right(self._begins, moment)
+        return begun > 0 and self._reached[begun - 1] >= moment
+
 
 class Capacity:
     """Live peers as a function of time.
@@ -125,6 +130,10 @@ class Capacity:
             if window[1] > window[0]:
                 total += window[1] - window[0] - (away[name].overlap(window) if name in away else 0)
         return total
+
+    def is_away(self, peer: str, moment: float) -> bool:
+        """Return whether a fault had stopped a peer or cut it off at a Unix time."""
+        return peer in self._away and self._away[peer].contain(moment)
 
     def present(self, moment: float) -> frozenset[str]:
         """Return the peers that existed at a Unix time, reachable or not."""

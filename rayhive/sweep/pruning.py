@@ -68,6 +68,8 @@ class Pruning:
             spec: The replicate.
             may_skip: Whether a replicate may be skipped now.
         """
+        if self._config.pruner.name == "none":
+            return spec
         folder, acts = Path(spec.folder), self._acts(spec)
         why = self._hopeless.get((spec.place, spec.scenario, spec.code)) if acts else None
         if why is None and _is_skipped(folder):
