@@ -1,8 +1,8 @@
 """Pruning of a study: which replicates are skipped, and the bounds of those that run.
 
-Everything follows from the replicates that have finished, and what was decided about a replicate is
-on disk: the bounds in its spec, a skipped one as a log without peers. So a resumed sweep decides
-the same, and a table can be computed without it.
+Every decision follows from the replicates that have finished, and is on disk: the bounds in the
+spec of a replicate, a skipped one as a log without peers. So a resumed sweep decides the same, and
+a table can be computed without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HTML report: its sections, what is not recorded, hostile texts, and structure for everybody."""
+"""HTML report: its sections, missing values, hostile texts, and structure for everybody."""
 
 from __future__ import annotations
 

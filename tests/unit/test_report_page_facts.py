@@ -1,4 +1,4 @@
-"""What a report says of its own basis: missing replicates, revisions, sums, shares, evaluation."""
+"""Basis of a report, in its own words: missing replicates, revisions, sums, shares, evaluation."""
 
 from __future__ import annotations
 
