@@ -25,7 +25,7 @@ def lost_alone(
 
     Args:
         events: Events of a replicate; those of one peer are in the order of time.
-        any_peer: Whether what a peer did enters the swarm with an average with any other peer, as
+        any_peer: Whether a peer's work enters the swarm with an average with any other peer, as
             in a study whose groups are pairs. Otherwise all peers of the round have to be in it.
     """
     events = tuple(events)

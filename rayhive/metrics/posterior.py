@@ -62,7 +62,7 @@ def front_probabilities(rows: Sequence[Row], objectives: Mapping[str, str]) -> l
 
 @dataclass(frozen=True)
 class Posterior:
-    """What the true objectives of rows may be.
+    """Joint distribution of the true objectives of rows.
 
     Objectives are costs: smaller is better. They are logarithms on a log scale and of bytes.
 
@@ -136,7 +136,7 @@ def _varies(values: SeedValues) -> bool:
 
 @dataclass(frozen=True)
 class Spread:
-    """Means of rows, and how much they may be wrong by.
+    """Means of rows, and their errors.
 
     Attributes:
         covariance: Covariance of the columns in one replicate.

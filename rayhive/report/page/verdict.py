@@ -95,7 +95,7 @@ class Verdict:
         certainty: The certainty, and the replicates behind it.
         costs: Objectives of the recommended configuration.
         settings: Its settings, of the axes that apply to it.
-        limits: What its replicates do not tell, in sentences.
+        limits: Limits of its replicates, in sentences.
         against: Comparisons in sentences.
         others: Label, share and ratios of every other candidate.
         left_out: Label and reason of the rows that are not candidates.
@@ -299,7 +299,7 @@ def _settings(row: Row) -> Iterator[Setting]:
 
 
 def _limits(row: Row, objectives: Iterable[str]) -> Iterator[str]:
-    """Yield what the replicates of a row do not tell: few rounds, and faults that did not fire."""
+    """Yield the limits of a row's replicates: few rounds, and faults that did not fire."""
     columns = [find_column(name) for name in objectives]
     to_target = any(each is not None and isinstance(each.fold, RestrictedMean) for each in columns)
     rounds, n, samples, needed = (
