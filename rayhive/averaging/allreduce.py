@@ -63,6 +63,7 @@ class MeasuredAllReduce(AllReduceRunner):
         owed: Tensors to which the errors of this peer's encodings are added, see
             :class:`TensorParts`; errors of differences are not.
         transport: Way to the reducers; through the daemon by default.
+        exact: Number of the last tensors, which no codec encodes.
         kwargs: As hivemind's.
     """
 
@@ -79,6 +80,7 @@ class MeasuredAllReduce(AllReduceRunner):
         alpha: float = 1.0,
         owed: Sequence[torch.Tensor] | None = None,
         transport: Transport | None = None,
+        exact: int = 0,
         *,
         tensors: Sequence[torch.Tensor],
         tensor_infos: Sequence[CompressionInfo] | None = None,
@@ -87,7 +89,7 @@ class MeasuredAllReduce(AllReduceRunner):
         **kwargs: Any,
     ) -> None:
         codec = NoCompression() if compression is None else compression
-        if shares is None and getattr(codec, "of_gradients", False):
+        if shares is None and (exact or getattr(codec, "of_gradients", False)):
             name = type(codec).__name__
             raise AllreduceException(f"a plain hivemind peer in the group cannot decode {name}")
         if tensor_infos is None:
@@ -100,11 +102,12 @@ class MeasuredAllReduce(AllReduceRunner):
         if shares is None:
             partition = partition_of(self.tensor_part_container)
         else:
-            partition = balanced_partition(tensors, tensor_infos, codec, shares)
+            partition = balanced_partition(tensors, tensor_infos, codec, shares, exact)
         container = TensorParts(
             tensors,
             partition,
             compression=codec,
+            exact=exact,
             infos=tensor_infos,
             prefetch=prefetch,
             alpha=alpha,

@@ -73,6 +73,7 @@ class MeasuredAverager(DecentralizedAverager):
         aggregation: Aggregation rule of reducers.
         differences: Whether reducers answer with differences, see :class:`MeasuredAllReduce`.
         weighting: Weight of this peer in a round.
+        extras: Number of the last tensors, which enter as :class:`WithExtras` says.
         trusted_network: Whether links to other peers may do without encryption.
         trainer_tensors: Returns tensors that only the trainer's process reads, to save memory.
         min_matchmaking_time: Longest wait for a group [s].
@@ -109,6 +110,7 @@ class MeasuredAverager(DecentralizedAverager):
         aggregation: Aggregation = "mean",
         differences: bool = False,
         weighting: Weighting = step_weight,
+        extras: int = 0,
         trusted_network: bool = False,
         trainer_tensors: Callable[[], Iterable[torch.Tensor]] = tuple,
         min_matchmaking_time: float = 5.0,
@@ -121,8 +123,7 @@ class MeasuredAverager(DecentralizedAverager):
         self.downloaded_bytes, self.summed_steps, self.signs = 0, 1, SignsOfLife()
         self._differences, self._standstill = differences, allreduce_timeout
         self._trainer_tensors = trainer_tensors
-        # The rest is used in the averager's process only.
-        self.groups, self._steps = AllReduceGroups(), RunningSteps()
+        self.groups, self._steps = AllReduceGroups(), RunningSteps()  # for its process only
         self._declaring: asyncio.Task[None] | None = None
         super().__init__(start=False, min_matchmaking_time=min_matchmaking_time, **kwargs)
         self._running_groups = self.groups.running
@@ -135,9 +136,8 @@ class MeasuredAverager(DecentralizedAverager):
         self.payload = DensePayload() if payload is None else payload(self._averaged_tensors)
         rule = OutlierFilter(outlier_filter, sketches=sketches)
         stats = [info.role.name == "OPTIMIZER" for info in self.tensor_infos or ()]
-        self.rounds = RoundPipeline(
-            self._averaged_tensors, stats, self.payload, rule, self.groups, aggregation, weighting
-        )
+        options = (self.groups, aggregation, weighting, extras)
+        self.rounds = RoundPipeline(self._averaged_tensors, stats, self.payload, rule, *options)
         if start:
             self.run_in_background(await_ready=True)
 

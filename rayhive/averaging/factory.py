@@ -44,6 +44,12 @@ def takes_rules(factory: Any) -> bool:
     return isinstance(made, type) and issubclass(made, MeasuredAverager)
 
 
+def takes_extras(factory: Any) -> bool:
+    """Return whether the rounds of a factory's averagers can include extra tensors."""
+    made = made_by(factory)
+    return isinstance(made, type) and issubclass(made, RayhiveGradientAverager)
+
+
 def factory_problems(factory: Any, outlier_filter: str, aggregation: str) -> Iterator[Problem]:
     """Find rules that a factory's averagers do not support."""
     ours = with_our_averager(factory)

@@ -8,7 +8,7 @@ the averages are float32 for 16-bit parameters: a sum of many batches in 16 bit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.error_feedback import FeedbackPayload
 from rayhive.averaging.fragments import FragmentedPayload
+from rayhive.averaging.gradient_extras import GradientExtras
 from rayhive.averaging.payload_policy import DensePayload
 from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
 from rayhive.averaging.quorum import Quorum
@@ -68,6 +69,8 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         parameters: Parameters whose gradients are averaged.
         error_feedback: Whether the errors of a lossy codec enter the next round, see
             :mod:`rayhive.averaging.error_feedback`.
+        extra_tensors: Floating-point tensors that enter every round behind the gradients, see
+            :mod:`rayhive.averaging.gradient_extras`.
         fragments: Parts of the gradients of which each round averages one, see
             :mod:`rayhive.averaging.fragments`; 1 averages all in each round.
         quorum: Peers with which a round may begin; None awaits all live peers.
@@ -75,6 +78,9 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         trainer_tensors: As of :class:`MeasuredAverager`; besides these, its process gives back the
             memory of parameters, gradients and accumulators.
         kwargs: As those of hivemind's averager and of :class:`MeasuredAverager`.
+
+    Attributes:
+        extras: The extra tensors, which enter a round with the accumulated gradients.
     """
 
     wire_name = "GradientAverager"
@@ -89,6 +95,7 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         parameters: Iterable[torch.nn.Parameter],
         *,
         error_feedback: bool = False,
+        extra_tensors: Sequence[torch.Tensor] = (),
         fragments: int = 1,
         quorum: Quorum | None = None,
         pairs: bool = False,
@@ -111,6 +118,11 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         parameters = tuple(parameters)
         if not kwargs.get("averaged_grads"):
             kwargs["averaged_grads"] = shared_zeros(parameters)
+        copies = shared_zeros(extra_tensors)
+        self.extras = GradientExtras(extra_tensors, copies)
+        kwargs |= {"averaged_grads": [*kwargs["averaged_grads"], *copies], "extras": len(copies)}
+        if extra_tensors and (policy := kwargs.get("payload")) is not None:
+            kwargs["payload"] = lambda tensors: policy(tensors[: len(parameters)])
         super().__init__(parameters=parameters, trainer_tensors=unread, **kwargs)
         if self._local_accumulators is not None:
             self._local_accumulators = tuple(
@@ -199,8 +211,17 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         """Set the averaged tensors to the mean over samples of the accumulated gradients."""
         accumulators, scale = accumulated(self)
         with self.get_tensors() as averaged:
-            for gradient, accumulator in zip(averaged, accumulators, strict=True):
+            for gradient, accumulator in zip(
+                averaged[: len(accumulators)], accumulators, strict=True
+            ):
                 gradient.copy_(accumulator).mul_(scale)
+            self.extras.load()
+
+    def take_extras(self) -> None:
+        """Set the extra tensors to what the last round made of them, if they are not yet."""
+        if self.extras.arrived:
+            with self.get_tensors():
+                self.extras.take()
 
     def keep_accumulated_grads(self) -> None:
         """Let the accumulated gradients enter the next round: this one had its group already."""

@@ -28,6 +28,7 @@ class AllReduce(Protocol):
         tensors: The tensors.
         owed: Tensors of the same shapes to which the errors of this peer's encodings are added, as
             sums over samples (:mod:`rayhive.averaging.error_feedback`); None drops the errors.
+        exact: Number of the last tensors, which no codec encodes.
     """
 
     def __call__(
@@ -35,6 +36,7 @@ class AllReduce(Protocol):
         phase: str,
         tensors: Sequence[torch.Tensor],
         owed: Sequence[torch.Tensor] | None = None,
+        exact: int = 0,
     ) -> Awaitable[float]:
         """Run the all-reduce."""
 

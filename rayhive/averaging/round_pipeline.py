@@ -20,6 +20,7 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import enter_asynchronously
 
 from rayhive.averaging.allreduce_groups import AllReduceGroups, allreduce_id
+from rayhive.averaging.gradient_extras import WithExtras
 from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, RoundIsOver
 from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import OutlierFilter, Refusal
@@ -94,6 +95,8 @@ class RoundPipeline:
         groups: All-reduces of the averager.
         aggregation: Aggregation rule of this peer as a reducer.
         weighting: Weight of this peer in a round.
+        extras: Number of the last tensors, which enter as :class:`WithExtras` says. Of them as of
+            statistics, only values that are not finite count.
     """
 
     tensors: Sequence[torch.Tensor]
@@ -103,9 +106,15 @@ class RoundPipeline:
     groups: AllReduceGroups
     aggregation: Aggregation
     weighting: Weighting
+    extras: int = 0
     # Cost of attempts that failed since the last result.
     _failed_searches: int = 0
     _failed_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.extras:
+            self.payload = WithExtras(self.payload, self.extras)
+            self.statistics = [False] * (len(self.tensors) - self.extras) + [True] * self.extras
 
     async def announced(self, data_for_gather: bytes) -> bytes:
         """Return the data that a step gathers, extended by this peer's announcement."""
@@ -233,11 +242,12 @@ class RoundPipeline:
         phase: str,
         tensors: Sequence[torch.Tensor],
         owed: Sequence[torch.Tensor] | None = None,
+        exact: int = 0,
     ) -> float:
         """Average tensors in one phase; return the fraction of the averaging that happened."""
         key = allreduce_id(group.group_id, phase)
         try:
-            await host.run_allreduce(tensors, group, key, owed=owed, **options)
+            await host.run_allreduce(tensors, group, key, owed=owed, exact=exact, **options)
         except BaseException:
             runner = self.groups.started(group.group_id).get(phase)
             in_place = {id(tensor) for tensor in tensors} & {id(own) for own in self.tensors}

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 from hivemind.averaging.partition import AllreduceException, TensorPartContainer
-from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 from hivemind.utils import as_aiter
 
 from rayhive.averaging.parts import Part, TensorFields, decode, encode, in_threads, is_plain
@@ -17,12 +17,23 @@ from rayhive.compression.partition import Partition, Price, Segment, partition
 from rayhive.compression.shares import Shares
 from rayhive.membership.links.wire import Buffer
 
+#: Codec of tensors that are sent as they are.
+_EXACT = NoCompression()
+
+
+def codecs_of(
+    tensors: Sequence[torch.Tensor], compression: CompressionBase, exact: int
+) -> list[CompressionBase]:
+    """Return the codec of each tensor: none for the last ``exact`` ones."""
+    return [compression] * (len(tensors) - exact) + [_EXACT] * exact
+
 
 def balanced_partition(
     tensors: Sequence[torch.Tensor],
     infos: Sequence[CompressionInfo],
     compression: CompressionBase,
     shares: Shares,
+    exact: int = 0,
 ) -> Partition:
     """Return the partition by which a group of rayhive's peers averages tensors.
 
@@ -31,9 +42,13 @@ def balanced_partition(
         infos: Description of each tensor.
         compression: Codec of the group.
         shares: Share of each member of the group.
+        exact: Number of the last tensors, which the codec does not encode.
     """
     prices = tuple(
-        _price(compression, info, tensor.dtype) for info, tensor in zip(infos, tensors, strict=True)
+        _price(codec, info, tensor.dtype)
+        for codec, info, tensor in zip(
+            codecs_of(tensors, compression, exact), infos, tensors, strict=True
+        )
     )
     return partition(tuple(tensor.numel() for tensor in tensors), prices, shares)
 
@@ -77,6 +92,7 @@ class TensorParts:
         partition: Parts that each member reduces.
         compression: Codec of the group.
         infos: Description of each tensor.
+        exact: Number of the last tensors, which the codec does not encode.
         prefetch: Number of parts to encode ahead.
         alpha: Weight of the average against the present value.
         owed: Tensors to which the errors of this peer's encodings are added, as sums over samples;
@@ -97,6 +113,7 @@ class TensorParts:
         *,
         compression: CompressionBase,
         infos: Sequence[CompressionInfo],
+        exact: int = 0,
         prefetch: int = 1,
         alpha: float = 1.0,
         owed: Sequence[torch.Tensor] | None = None,
@@ -107,6 +124,7 @@ class TensorParts:
         self.averaged_size = self.failed_size = 0
         self.num_parts_by_peer = tuple(len(parts) for parts in partition)
         self._partition, self._infos, self._alpha = partition, infos, alpha
+        self._codecs = codecs_of(tensors, compression, exact)
         # Views; copies of tensors that are not contiguous, such as weights in channels_last.
         self._flat = [tensor.detach().reshape(-1) for tensor in tensors]
         self._owed = None if owed is None else [tensor.reshape(-1) for tensor in owed]
@@ -141,12 +159,12 @@ class TensorParts:
         """
         segments = self._partition[peer][index]
         pieces = zip(torch.split(value, [len(each) for each in segments]), segments, strict=True)
-        codec = self.compression
-        parts = [encode(piece, self._infos[each.tensor], codec, chunks) for piece, each in pieces]
+        infos, codecs = self._infos, self._codecs
+        parts = [encode(p, infos[s.tensor], codecs[s.tensor], chunks) for p, s in pieces]
         if len(parts) == 1:
             return parts[0]
-        if is_plain(value, codec):  # the segments follow each other in memory already
-            buffer: Buffer = encode(value, self._infos[0], codec, chunks).buffer
+        if is_plain(value, self.compression):  # the segments follow each other in memory already
+            buffer: Buffer = encode(value, infos[0], self.compression, chunks).buffer
         else:
             buffer = b"".join(part.buffer for part in parts)
         return Part(

@@ -57,7 +57,7 @@ class Payload:
     """Payload of one gradient round.
 
     Attributes:
-        dense_bytes: Four bytes for every element of every gradient.
+        dense_bytes: Four bytes for every element of every tensor.
         phases: The all-reduces of the round, in order.
         compressed: Indices of the tensors that PowerSGD factorises.
         exact: Whether the sizes of the codec are independent of the content.
@@ -90,6 +90,7 @@ def payload(
     num_iters_per_step: int = 1,
     peers: int = 1,
     rates: Sequence[float | None] | None = None,
+    extras: Iterable[Shape] = (),
 ) -> Payload:
     """Predict the bytes of a gradient round.
 
@@ -105,6 +106,7 @@ def payload(
         peers: Number of peers of the group. Tensors are cut where the share of another reducer
             begins, and each piece may cost a codec some bytes.
         rates: Rate of each peer's link, if links are unequal, in any unit and order.
+        extras: Shape of every extra tensor, which the last phase averages as it is.
 
     Raises:
         ConfigError: An unknown codec; a threshold, ``top_k`` or option of PowerSGD out of range.
@@ -119,11 +121,13 @@ def payload(
             raise ConfigError(problems)
     compressed = compressed_tensors(shapes, powersgd_rank, min_compression_ratio)
     shares = reducer_shares([None] * peers if rates is None else rates)
+    *before, last = _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
+    exact = tuple(math.prod(shape) for shape in extras)
     phases = tuple(
-        Phase(name, elements, _phase_bytes(elements, shares, chosen, threshold))
-        for name, elements in _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
+        Phase(name, elements + more, _phase_bytes(elements, shares, chosen, threshold, more))
+        for name, elements, more in (*((*each, ()) for each in before), (*last, exact))
     )
-    dense = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes)
+    dense = ELEMENT_BYTES * (sum(math.prod(shape) for shape in shapes) + sum(exact))
     return Payload(dense, phases, compressed, chosen.exact_size)
 
 
@@ -133,6 +137,7 @@ def configuration_payload(
     *,
     peers: int = 1,
     rates: Sequence[float | None] | None = None,
+    extras: Iterable[Shape] = (),
 ) -> Payload:
     """Predict the bytes of a gradient round with a configuration.
 
@@ -141,11 +146,13 @@ def configuration_payload(
         configuration: A configuration; defaults are filled in.
         peers: As for :func:`payload`.
         rates: As for :func:`payload`.
+        extras: As for :func:`payload`.
 
     Raises:
         ConfigError: As :func:`payload`.
     """
-    return payload(shapes, peers=peers, rates=rates, **_payload_arguments(configuration.values))
+    given = _payload_arguments(configuration.values)
+    return payload(shapes, peers=peers, rates=rates, extras=extras, **given)
 
 
 def fragment_payloads(
@@ -153,6 +160,7 @@ def fragment_payloads(
     configuration: Configuration,
     *,
     rates: Sequence[float | None] | None = None,
+    extras: Sequence[Shape] = (),
 ) -> tuple[Payload, ...]:
     """Predict the bytes of the rounds in which each fragment of the gradients is averaged once.
 
@@ -160,6 +168,7 @@ def fragment_payloads(
         shapes: Shape of every gradient, at least as many as there are fragments.
         configuration: A configuration; without fragments there is one round.
         rates: As for :func:`payload`.
+        extras: As for :func:`payload`; every round averages them.
 
     Raises:
         ConfigError: As :func:`payload`.
@@ -167,7 +176,9 @@ def fragment_payloads(
     shapes = [tuple(shape) for shape in shapes]
     members = split([math.prod(shape) for shape in shapes], configuration.fragments or 1)
     return tuple(
-        configuration_payload([shapes[index] for index in each], configuration, rates=rates)
+        configuration_payload(
+            [shapes[index] for index in each], configuration, rates=rates, extras=extras
+        )
         for each in members
     )
 
@@ -220,17 +231,24 @@ def allreduce_bytes(payload_bytes: int, peers: int, groups: int = 1) -> Fraction
 
 
 def _phase_bytes(
-    elements: tuple[int, ...], shares: Shares, codec: Codec, threshold: int | None
+    elements: tuple[int, ...],
+    shares: Shares,
+    codec: Codec,
+    threshold: int | None,
+    exact: tuple[int, ...],
 ) -> int:
-    """Return the bytes of all segments of an all-reduce."""
+    """Return the bytes of all segments of an all-reduce; the codec leaves ``exact`` as it is."""
 
     def size(segment: int, tensor: int) -> int:
-        return codec.part_bytes(segment, tensor, threshold)
+        if tensor >= len(elements):
+            return ELEMENT_BYTES * segment
+        return codec.part_bytes(segment, elements[tensor], threshold)
 
-    prices = tuple(Price.of(partial(size, tensor=tensor), codec.block) for tensor in elements)
-    parts = (part for reducer in partition(elements, prices, shares) for part in reducer)
-    segments = (segment for part in parts for segment in part)
-    return sum(size(len(each), elements[each.tensor]) for each in segments)
+    sizes = elements + exact
+    blocks = [codec.block] * len(elements) + [1] * len(exact)
+    prices = tuple(Price.of(partial(size, tensor=at), block) for at, block in enumerate(blocks))
+    parts = (part for reducer in partition(sizes, prices, shares) for part in reducer)
+    return sum(size(len(each), each.tensor) for part in parts for each in part)
 
 
 def _phases(

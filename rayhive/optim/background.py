@@ -7,6 +7,7 @@ from concurrent import futures
 
 from hivemind.utils import get_logger
 
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager
 from rayhive.errors import PeerError
 from rayhive.optim.peer_state import PeerState
 
@@ -21,7 +22,7 @@ CANCELLED_S = 1.0
 
 
 def finish(peer: PeerState) -> None:
-    """Wait for the end of background work, and apply its results to the parameters.
+    """Wait for the end of background work, and apply its results to the module.
 
     hivemind waits for the time of one averaging, and leaves what lasts longer; a round has two.
 
@@ -38,6 +39,7 @@ def finish(peer: PeerState) -> None:
         if not peer.state_averager.pending_updates:
             # without the outcome, the next round would ask for parameters that are here
             peer.parameters_reported.wait(CALLBACK_S)
+            _take_extras(peer)
             return
         peer.watchdog.check()
         before, moved = moved, peer.moved()
@@ -60,3 +62,9 @@ def end(peer: PeerState, patience: float) -> None:
         peer.watchdog.resume()
     if not pending:
         peer.state_averager.step(wait_for_delayed_updates=True)
+        _take_extras(peer)
+
+
+def _take_extras(peer: PeerState) -> None:
+    if isinstance(peer.grad_averager, RayhiveGradientAverager):
+        peer.grad_averager.take_extras()

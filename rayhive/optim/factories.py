@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import hivemind
@@ -26,13 +26,16 @@ def averager_rules(
     trusted_network: bool,
     min_peers: int | None,
     grace_s: float,
+    extra_tensors: Sequence[torch.Tensor],
 ) -> dict[str, Any]:
-    """Return the arguments of a gradient averager that are equal for all peers."""
+    """Return the arguments of a gradient averager that are alike for all peers."""
     rules: dict[str, Any] = {
         "outlier_filter": outlier_filter,
         "aggregation": aggregation,
         "trusted_network": trusted_network,
     }
+    if extra_tensors:
+        rules["extra_tensors"] = extra_tensors
     if error_feedback:
         rules["error_feedback"] = True
     if min_peers is not None:
@@ -93,8 +96,7 @@ def make_gradient_averager(
     Args:
         optimizer: The optimizer; its state averager exists already.
         factory: The user's factory; hivemind's own averagers in it are replaced by rayhive's.
-        rules: ``outlier_filter``, ``aggregation``, ``error_feedback`` and ``trusted_network``; a
-            factory of the user's own class gets none.
+        rules: Result of :func:`averager_rules`; a factory of the user's own class gets none.
         options: Further options of the averager.
     """
     factory = with_our_averager(factory)
@@ -114,7 +116,7 @@ def make_gradient_averager(
     if optimizer.offload_optimizer:
         with averager.get_tensors() as gradients:
             parameters = optimized_parameters(optimizer.state_averager)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
+            for parameter, gradient in zip(parameters, gradients[: len(parameters)], strict=True):
                 parameter.grad = gradient
     return averager
 

@@ -282,6 +282,10 @@ class GradientRounds:
         if getattr(result, "excluded", False):
             round_.samples = 0
         self._hand_over_averaged()
+        if isinstance(self.averager, RayhiveGradientAverager):
+            self.averager.extras.arrived = True
+            if not self.delayed:
+                self.averager.take_extras()
         complete = round_.measured["fraction"] >= 1.0
         if not complete:
             self.peer.consistency.note_failure(round_.number)
@@ -361,7 +365,7 @@ class GradientRounds:
     def _restore_own(self, round_: GradientRound) -> None:
         """Undo the changes of a failed all-reduce, and hand over this peer's own gradients."""
         with self.averager.get_tensors() as buffers:
-            round_.own_gradients.load(buffers)
+            round_.own_gradients.load(buffers[: len(round_.own_gradients.sums)])
         self._hand_over_averaged()
 
     @torch.no_grad()
@@ -369,7 +373,8 @@ class GradientRounds:
         if not self.offloaded:
             with self.averager.get_tensors() as averaged:
                 parameters = optimized_parameters(self.peer.state_averager)
-                for parameter, gradient in zip(parameters, averaged, strict=True):
+                gradients = averaged[: len(parameters)]
+                for parameter, gradient in zip(parameters, gradients, strict=True):
                     if parameter.grad is None:  # on the device of the parameter
                         parameter.grad = torch.empty_like(parameter).copy_(gradient)
                     else:

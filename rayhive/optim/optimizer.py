@@ -51,7 +51,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             :func:`rayhive.averaging.outlier_filter.judge`.
         average_state_every: Rounds between two averagings of the parameters. ``auto`` averages them
             and optimizer statistics after a failed or partial round, a join or a partition, and
-            where replicas differ; with extra tensors in every round.
+            where replicas differ; extra tensors with the gradients, see :func:`period_of`.
         aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
         error_feedback: Whether the errors of a lossy codec enter the next round, see
             :mod:`rayhive.averaging.error_feedback`.
@@ -121,11 +121,11 @@ class RayhiveOptimizer(hivemind.Optimizer):
         )  # fmt: skip
         if rule is not None:
             inner, kwargs = rule.outer_arguments(**kwargs)
+        self._period, extras = period_of(average_state_every, aggregation, **kwargs)
         self._rules = factories.averager_rules(
-            outlier_filter, aggregation, error_feedback, trusted_network, min_peers, grace_s
+            outlier_filter, aggregation, error_feedback, trusted_network, min_peers, grace_s, extras
         )
         self._averager_opts, self._straggler_timeout = averager_opts or {}, straggler_timeout
-        self._period = period_of(average_state_every, **kwargs)
         # hivemind takes the DHT's mode only if another one was given
         kwargs["client_mode"] = kwargs["dht"].client_mode
         super().__init__(

@@ -12,6 +12,7 @@ import torch
 from hivemind.averaging.control import StepControl
 from hivemind.utils import get_logger
 
+from rayhive.averaging.factory import takes_extras
 from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.round_filter import ExcludedRoundFailed
@@ -19,30 +20,41 @@ from rayhive.averaging.round_result import round_fields
 from rayhive.events import AveragingReason, StateRound
 from rayhive.optim.peer_state import PeerState
 from rayhive.optim.state_sync import StateSync
+from rayhive.spec import BLOCKWISE, Aggregation
 
 logger = get_logger(__name__)
 
 
 def period_of(
     every: int | Literal["auto"],
+    aggregation: Aggregation,
     *,
     extra_tensors: Sequence[torch.Tensor] = (),
+    grad_averager_factory: Any = None,
     **others: Any,
-) -> int | None:
-    """Return the rounds between two averagings of parameters; None averages only for a reason.
+) -> tuple[int | None, list[torch.Tensor]]:
+    """Return the rounds between two averagings of parameters, and what gradients take along.
+
+    With ``auto``, extra tensors enter the rounds of gradients, and parameters are averaged only for
+    a reason: a period of None. Averagers of the user's own do not take them, and centred clipping
+    would mix up their differences with those of gradients. Then parameters and extra tensors are
+    averaged in every round.
 
     Args:
         every: The period, or ``auto``.
+        aggregation: How a reducer aggregates gradients.
         extra_tensors: Tensors besides parameters; each peer computes its own.
+        grad_averager_factory: The user's factory of gradient averagers, if there is one.
         others: Arguments of the optimizer that do not matter here.
     """
-    if every != "auto":
-        return every
-    if not any(tensor.is_floating_point() for tensor in extra_tensors):
-        return None
+    extras = [tensor for tensor in extra_tensors if tensor.is_floating_point()]
+    if every != "auto" or not extras:
+        return (None if every == "auto" else every), []
+    if takes_extras(grad_averager_factory) and aggregation not in BLOCKWISE:
+        return None, extras
     own = "each peer computes its own extra tensors"
     logger.info(f"average_state_every: auto averages parameters in every round, because {own}")
-    return 1
+    return 1, []
 
 
 @dataclass(frozen=True)

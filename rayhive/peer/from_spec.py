@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +133,21 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
     return arguments
 
 
-def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, Any]:
-    """Return the fields of ``peer_ready`` that predict the traffic of a round."""
+def payload_fields(
+    spec: PeerSpec, parameters: list[torch.Tensor], extras: Sequence[tuple[int, ...]]
+) -> dict[str, Any]:
+    """Return the fields of ``peer_ready`` that predict the traffic of a round of gradients.
+
+    Args:
+        spec: The peer.
+        parameters: Its parameters.
+        extras: Shapes of the extra tensors that enter the round.
+    """
     shapes = [list(parameter.shape) for parameter in parameters]
     gradients = [tuple(shape) for shape in shapes]
     rates = [spec.swarm.link_rate(peer) for peer in range(spec.peers)]
-    predicted = configuration_payload(gradients, spec.configuration, rates=rates)
-    rounds = fragment_payloads(gradients, spec.configuration, rates=rates)
+    predicted = configuration_payload(gradients, spec.configuration, rates=rates, extras=extras)
+    rounds = fragment_payloads(gradients, spec.configuration, rates=rates, extras=extras)
     sent = sum(each.bytes_per_transfer for each in rounds)
     total = allreduce_bytes(sent, spec.peers, spec.configuration.groups(spec.peers))
     return {

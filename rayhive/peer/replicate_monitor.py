@@ -110,7 +110,7 @@ class ReplicateMonitor:
         target = self.fit.workload.target
         self.channel.emit(
             events.PeerReady(
-                **payload_fields(self.spec, parameters),
+                **payload_fields(self.spec, parameters, optimizer.grad_averager.extras.shapes),
                 dense_state_bytes=ELEMENT_BYTES * optimizer.state_averager.total_size,
                 batch_size=self.fit.batch_size,
                 target=None if target is None else asdict(target),

@@ -19,10 +19,18 @@ from rayhive.spec.study import (
     Timeouts,
     WorkloadConfig,
 )
-from rayhive.spec.swarm import Aggregation, Link, NodeClass, OutlierFilterRule, SwarmConfig
+from rayhive.spec.swarm import (
+    BLOCKWISE,
+    Aggregation,
+    Link,
+    NodeClass,
+    OutlierFilterRule,
+    SwarmConfig,
+)
 
 __all__ = [
     "AXES",
+    "BLOCKWISE",
     "Aggregation",
     "Axis",
     "Budget",

@@ -14,6 +14,8 @@ OUTLIER_FILTERS: tuple[str, ...] = get_args(OutlierFilterRule)
 #: How a reducer combines the gradients of a group.
 Aggregation = Literal["mean", "centered_clipping", "trimmed_mean"]
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
+#: Aggregation rules that look at several elements at a time, so that these must be gradients alone.
+BLOCKWISE: tuple[Aggregation, ...] = ("centered_clipping",)
 DEFAULT_RULES: dict[str, str] = {"outlier_filter": "norm", "aggregation": "mean"}
 
 #: Largest number of peers; larger numbers are typing errors.

@@ -16,7 +16,7 @@ from rayhive.compression.payload import (
 )
 from rayhive.compression.powersgd.shapes import Shape
 from rayhive.compression.shares import reducer_shares
-from rayhive.spec import Configuration, SwarmConfig
+from rayhive.spec import BLOCKWISE, Configuration, SwarmConfig
 
 BITS = 8
 
@@ -26,12 +26,13 @@ class RoundTraffic:
     """Traffic of a round, as the mean over the rounds between two averagings of parameters.
 
     Attributes:
-        gradients: One encoded copy of the gradients, by phase.
+        gradients: One encoded copy of the gradients and of the extra tensors among them, by phase.
         state_every: Rounds between two averagings of parameters; None for averagings with a
             reason only, of which a plan knows nothing.
         gradient_bytes: Gradient payload that one peer sends in a round, the mean over peers [B].
         state_bytes: Payload of parameters, outer momentum and extra tensors, the same way [B].
-            The statistics that ``inner_state: average`` adds are not known before the training.
+            The statistics that ``inner_state: average`` adds are not known before the training,
+            and in neither of the two.
         seconds: Least time on the links of a round [s]; None if no link has a rate or a delay.
     """
 
@@ -57,18 +58,20 @@ def round_traffic(
 
     Args:
         shapes: Shape of each parameter.
-        extras: Shape of each floating-point tensor that peers average with the parameters.
+        extras: Shape of each extra tensor of floating point.
         configuration: The configuration.
         swarm: The swarm.
     """
     shapes, extras = tuple(shapes), tuple(extras)
     rates = [swarm.link_rate(peer) for peer in range(swarm.peers)]
     values = configuration.values
-    gradients = configuration_payload(shapes, configuration, rates=rates)
-    rounds = fragment_payloads(shapes, configuration, rates=rates)
     every = values["average_state_every"]
+    along: tuple[Shape, ...] = ()
     if every == "auto":  # as rayhive.optim.parameter_rounds.period_of
-        every = 1 if values["inner_state"] == "average" or extras else None
+        along = extras if swarm.aggregation not in BLOCKWISE else ()
+        every = 1 if len(along) < len(extras) else None
+    gradients = configuration_payload(shapes, configuration, rates=rates, extras=along)
+    rounds = fragment_payloads(shapes, configuration, rates=rates, extras=along)
     outer = shapes if values["outer_momentum"] else ()  # averaged with the parameters
     state = payload((*shapes, *outer, *extras), codec=values["state_codec"], rates=rates)
     size = configuration.group_peers(swarm.peers)

@@ -127,7 +127,7 @@ class Workload(ABC):
         return ()
 
     def extra_tensors(self, module: LightningModule) -> list[Tensor]:
-        """Return the tensors besides parameters that peers average with the state.
+        """Return the tensors besides parameters that peers average.
 
         Running statistics are the common case: a buffer that is not returned differs between
         peers. Integers and booleans are not averaged; only a joiner takes them over. The tensors

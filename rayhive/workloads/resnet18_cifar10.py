@@ -165,7 +165,7 @@ class Resnet18Cifar10(IndexedWorkload):
     """The PowerSGD paper's ResNet-18 on CIFAR-10, or on generated images of the same shapes.
 
     Batch norm's running statistics are buffers: each peer keeps its own, from its own samples,
-    unless :meth:`extra_tensors` is averaged with the state.
+    unless :meth:`extra_tensors` are averaged.
 
     Args:
         **args: See :class:`Resnet18Args`.

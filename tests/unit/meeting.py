@@ -30,6 +30,9 @@ class Meeting:
         codec: Codec of the group.
         absent: Members that were lost when the group began.
         rates: Rate of each member's link, or None; equal ones by default.
+
+    Attributes:
+        sent_bytes: Payload that all members have sent.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Meeting:
         rates: Sequence[float | None] = (),
     ) -> None:
         self.weights, self._codec = dict(weights), codec
+        self.sent_bytes = 0
         self._shares = reducer_shares(rates or [None] * len(weights))
         self._ids = {name: PeerID(name.encode()) for name in weights}
         self._absent = frozenset(self._ids[name].to_bytes() for name in absent)
@@ -55,6 +59,7 @@ class Meeting:
         phase: str,
         tensors: Sequence[torch.Tensor],
         owed: Sequence[torch.Tensor] | None = None,
+        exact: int = 0,
     ) -> float:
         """Average in place; return the fraction."""
         meeting, own = self, self._ids[name]
@@ -82,11 +87,13 @@ class Meeting:
             weight=self.weights[name],
             absent=self._absent,
             owed=owed,
+            exact=exact,
         )
         self._runner(phase, own).set_result(runner)
         async for _ in runner:
             pass
         await runner.drain(DRAIN)
+        self.sent_bytes += runner.sent_bytes
         return runner.fraction()
 
 
@@ -104,8 +111,8 @@ async def take_part(
             time of the round [s].
     """
 
-    async def allreduce(phase: str, tensors: Any, owed: Any = None) -> float:
-        fraction = await meeting.allreduce(name, phase, tensors, owed)
+    async def allreduce(phase: str, tensors: Any, owed: Any = None, exact: int = 0) -> float:
+        fraction = await meeting.allreduce(name, phase, tensors, owed, exact)
         if options.get("fails") == phase:
             raise RuntimeError("the network is gone")
         return fraction

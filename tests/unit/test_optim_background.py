@@ -110,6 +110,7 @@ def test_a_last_round_that_outlasts_its_timeout_reaches_the_module(batches: int)
 
     peer: Any = SimpleNamespace(
         state_averager=averager,
+        grad_averager=None,
         watchdog=SimpleNamespace(check=lambda: None),
         moved=moved,
         round_timeout=0.4,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as PowerSGD
 
 from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.round_filter import ExcludedRoundFailed
@@ -25,6 +26,8 @@ from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.optim_fakes import ROUND, Peer
 
 NEXT = ROUND + 1
+#: Extra tensors: a statistic, and a counter that each peer keeps.
+EXTRAS = (torch.zeros(2), torch.zeros(2, dtype=torch.int64))
 
 
 def ended(value: Any) -> Any:
@@ -201,22 +204,28 @@ def test_a_group_size_is_refused_and_not_ignored(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "options", "period", "reason"),
+    ("every", "options", "period", "along"),
     [
-        (4, {"extra_tensors": (torch.zeros(2),)}, 4, None),
-        ("auto", {}, None, None),
-        ("auto", {"extra_tensors": (torch.zeros(2, dtype=torch.int64),)}, None, None),
-        ("auto", {"extra_tensors": (torch.zeros(2),)}, 1, "extra tensors"),
+        (4, {"extra_tensors": EXTRAS}, 4, 0),
+        ("auto", {}, None, 0),
+        ("auto", {"extra_tensors": EXTRAS[1:]}, None, 0),
+        ("auto", {"extra_tensors": EXTRAS}, None, 1),
+        ("auto", {"extra_tensors": EXTRAS, "aggregation": "trimmed_mean"}, None, 1),
+        ("auto", {"extra_tensors": EXTRAS, "grad_averager_factory": PowerSGD}, None, 1),
+        ("auto", {"extra_tensors": EXTRAS, "aggregation": "centered_clipping"}, 1, 0),
+        ("auto", {"extra_tensors": EXTRAS, "grad_averager_factory": lambda **options: 0}, 1, 0),
     ],
 )
-def test_auto_means_every_round_where_replicas_always_differ(
+def test_auto_averages_extra_tensors_with_gradients_where_it_can(
     every: Any,
     options: dict[str, Any],
     period: int | None,
-    reason: str | None,
+    along: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(parameter_rounds.logger, "info", said.append)
-    assert parameter_rounds.period_of(every, **options, matchmaking_time=5.0) == period
-    assert [reason in text for text in said] == ([True] if reason else [])
+    given = {"aggregation": "mean", **options}
+    found, extras = parameter_rounds.period_of(every, **given, matchmaking_time=5.0)
+    assert (found, [id(each) for each in extras]) == (period, [id(EXTRAS[0])] * along)
+    assert ["extra tensors" in text for text in said] == ([True] if period == 1 else [])

@@ -39,9 +39,17 @@ def test_parameters_count_as_often_as_they_are_averaged() -> None:
     assert fifth.state_bytes == pytest.approx(4 / 3 * DENSE / 2 / 5)
 
 
-def test_extra_tensors_make_parameters_travel_in_every_round() -> None:
-    found = traffic(SwarmConfig(peers=2), extras=((25,),))
-    assert found.state_every == 1
+def test_extra_tensors_travel_with_the_gradients_as_they_are() -> None:
+    found = traffic(SwarmConfig(peers=2), extras=((25,),), codec="float16")
+    assert (found.state_every, found.state_bytes) == (None, 0)
+    assert found.gradient_bytes == DENSE / 2 + 100
+    period = traffic(SwarmConfig(peers=2), extras=((25,),), average_state_every=4)
+    assert (period.gradient_bytes, period.state_bytes) == (DENSE, (DENSE + 100) / 4)
+
+
+def test_extra_tensors_make_parameters_travel_with_centred_clipping() -> None:
+    found = traffic(SwarmConfig(peers=2, aggregation="centered_clipping"), extras=((25,),))
+    assert (found.gradient_bytes, found.state_every) == (DENSE, 1)
     assert found.state_bytes == DENSE + 100
 
 

@@ -1,0 +1,209 @@
+"""Extra tensors in the rounds of gradients: their averages, their bytes, and their failures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hivemind.utils import MSGPackSerializer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
+from rayhive.averaging.gradient_extras import GradientExtras
+from rayhive.averaging.member_data import MemberData
+from rayhive.averaging.round_filter import detached
+from rayhive.compression.payload import payload
+from rayhive.registry import CODECS
+from tests.unit.averaging_fakes import unstarted
+from tests.unit.meeting import LIMIT, Meeting, take_part
+
+SHAPES = [(70, 50), (11,), (40, 30)]
+#: A variance, a mean, and a matrix that PowerSGD would factorise if it were a gradient.
+EXTRAS = [(64,), (7,), (40, 40)]
+WEIGHTS = {"a": 3, "b": 12, "c": 33}
+CODEC_NAMES = [name for name in CODECS.names() if CODECS.get(name).available()]
+THRESHOLD = 500
+RANK = {"averager_rank": 2, "min_compression_ratio": 0.3}
+
+
+class Peer:
+    """A peer with gradients and extra tensors of its own, in an averager without a process."""
+
+    def __init__(self, seed: int, samples: int, rank: bool = False, **options: Any) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        drawn = partial(torch.randn, generator=generator)
+        self.own = [drawn(shape).abs() * 100 for shape in EXTRAS]
+        kind: Any = RayhivePowerSGDAverager if rank else RayhiveGradientAverager
+        options = {**options, **(RANK if rank else {})}
+        self.averager = unstarted(kind, SHAPES, extra_tensors=self.own, **options)
+        for parameter in self.averager.parameters:
+            parameter.grad = drawn(parameter.shape)
+        self.averager.accumulate_grads_(samples)
+        self.averager.load_accumulators_into_averager_()
+
+    @property
+    def shared(self) -> list[torch.Tensor]:
+        """Return all averaged tensors of the averager, with the extra tensors at the end."""
+        with self.averager.get_tensors() as tensors:
+            return list(tensors)
+
+    async def meet(self, meeting: Meeting, name: str, **options: Any) -> None:
+        await take_part(meeting, name, self.averager.rounds.payload, self.shared, **options)
+
+    def take(self) -> list[torch.Tensor]:
+        self.averager.extras.arrived = True
+        self.averager.take_extras()
+        return self.own
+
+
+def swarm(**options: Any) -> dict[str, Peer]:
+    return {name: Peer(seed, WEIGHTS[name], **options) for seed, name in enumerate(WEIGHTS)}
+
+
+def codec(name: str) -> Any:
+    return CODECS.get(name)().build(THRESHOLD if name == "size_adaptive" else None)
+
+
+def run(peers: dict[str, Peer], codec: Any, **options: Any) -> Meeting:
+    async def together() -> Meeting:
+        meeting = Meeting(WEIGHTS, codec)
+        meetings = (peer.meet(meeting, name, **options) for name, peer in peers.items())
+        await asyncio.wait_for(asyncio.gather(*meetings), LIMIT)
+        return meeting
+
+    return asyncio.run(together())
+
+
+def means(peers: dict[str, Peer]) -> list[torch.Tensor]:
+    """Return the mean of each extra tensor over the samples of all peers."""
+    total = sum(WEIGHTS.values())
+    weighted = ([own.double() * WEIGHTS[n] / total for own in p.own] for n, p in peers.items())
+    return [torch.stack(column).sum(0) for column in zip(*weighted, strict=True)]
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize("rank", [False, True])
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_no_codec_touches_extra_tensors(name: str, rank: bool, feedback: bool) -> None:
+    """They are the mean over samples on every peer, to the bit the same, in the bytes foretold."""
+    peers = swarm(rank=rank, error_feedback=feedback)
+    expected = means(peers)
+    meeting = run(peers, codec(name))
+    found = [peer.take() for peer in peers.values()]
+    for first, *others in zip(*found, strict=True):
+        assert all(torch.equal(first, other) for other in others)
+    for mean, own in zip(expected, found[0], strict=True):
+        torch.testing.assert_close(own.double(), mean, rtol=1e-6, atol=1e-6)
+    foretold = payload(
+        SHAPES,
+        codec=name,
+        threshold=THRESHOLD if name == "size_adaptive" else None,
+        powersgd_rank=2 if rank else None,
+        min_compression_ratio=0.3 if rank else None,
+        peers=len(WEIGHTS),
+        extras=EXTRAS,
+    )
+    if foretold.exact:
+        assert meeting.sent_bytes == 2 * (len(WEIGHTS) - 1) * foretold.bytes_per_transfer
+
+
+def test_each_fragment_takes_the_extra_tensors_along() -> None:
+    peers = swarm(fragments=2)
+    expected, gradients = means(peers), peers["a"].shared[: len(SHAPES)]
+    before = [gradient.clone() for gradient in gradients]
+    run(peers, codec("none"))
+    moved = [not torch.equal(was, now) for was, now in zip(before, gradients, strict=True)]
+    assert any(moved) and not all(moved)
+    for mean, own in zip(expected, peers["a"].take(), strict=True):
+        torch.testing.assert_close(own.double(), mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rank", "phase"), [(False, "dense"), (True, "P"), (True, "Q")])
+def test_a_failed_round_changes_no_extra_tensor(rank: bool, phase: str) -> None:
+    peers = swarm(rank=rank)
+    expected = means(peers)
+    before = {name: [own.clone() for own in peer.own] for name, peer in peers.items()}
+    with pytest.raises(RuntimeError, match="the network is gone"):
+        run(peers, codec("uniform8"), fails=phase)
+    for name, peer in peers.items():
+        peer.averager.take_extras()
+        sent = peer.shared[len(SHAPES) :]
+        for was, own, shared in zip(before[name], peer.own, sent, strict=True):
+            assert torch.equal(was, own) and torch.equal(was, shared)
+    run(peers, codec("uniform8"))
+    for mean, own in zip(expected, peers["c"].take(), strict=True):
+        torch.testing.assert_close(own.double(), mean, rtol=1e-6, atol=1e-6)
+
+
+def test_extra_tensors_of_16_bit_are_averaged_in_32() -> None:
+    halves = [torch.full((3,), 1.0, dtype=torch.float16), torch.ones(2, dtype=torch.bfloat16)]
+    averager = unstarted(RayhiveGradientAverager, SHAPES, extra_tensors=halves)
+    averager.load_accumulators_into_averager_()
+    with averager.get_tensors() as tensors:
+        assert [each.dtype for each in tensors[len(SHAPES) :]] == [torch.float32] * 2
+        tensors[-1].fill_(1.5)
+    averager.extras.arrived = True
+    averager.take_extras()
+    assert halves[1].tolist() == [1.5, 1.5] and halves[1].dtype == torch.bfloat16
+
+
+# -- averages that arrive late ---------------------------------------------------------------------
+
+#: Value when it was sent, value now, and the average.
+values = st.floats(0, 1e6, width=32)
+triples = st.lists(st.tuples(values, values, values), min_size=1, max_size=8)
+
+
+def late(sent: list[float], now: list[float], average: list[float]) -> torch.Tensor:
+    own, shared = torch.tensor(sent), torch.zeros(len(sent))
+    extras = GradientExtras([own], [shared])
+    extras.load()
+    own.copy_(torch.tensor(now))
+    shared.copy_(torch.tensor(average))
+    extras.take()
+    assert not extras.arrived
+    return own
+
+
+@settings(max_examples=200, deadline=None)
+@given(triples)
+def test_late_averages_keep_what_batches_changed(rows: list[tuple[float, float, float]]) -> None:
+    sent, now, average = (list(column) for column in zip(*rows, strict=True))
+    found = late(sent, now, average).tolist()
+    for was, is_, mean, new in zip(sent, now, average, found, strict=True):
+        assert min(is_, mean) <= new <= max(is_, mean), "a variance stays a variance"
+        if was == is_:
+            assert new == mean
+        if was == mean:
+            assert new == pytest.approx(is_, rel=1e-6, abs=0.1 * 2**-17 * max(was, 1))
+
+
+def test_a_late_average_moves_a_value_by_as_much_as_it_moved_the_one_that_was_sent() -> None:
+    assert late([1.0, 5.0], [3.0, 2.0], [9.0, 1.0]).tolist() == [9.0, 1.0]  # not past the average
+    assert late([1.0, 5.0], [0.5, 6.0], [2.0, 3.0]).tolist() == [1.5, 4.0]
+
+
+# -- outlier filter --------------------------------------------------------------------------------
+
+
+def norm(averager: Any) -> float:
+    """Return the norm that an averager announces of its tensors."""
+    gathered = MemberData(None, 0, MSGPackSerializer.dumps(1)).dumps()
+    data = MemberData.loads(asyncio.run(averager.rounds.announced(gathered)))
+    found = detached(data.content)[1]
+    assert found is not None
+    return found.norm
+
+
+def test_only_values_that_are_not_finite_count_in_the_outlier_filter() -> None:
+    plain, peer = Peer(0, 3), Peer(0, 3)
+    for tensor in peer.shared[len(SHAPES) :]:
+        tensor.fill_(1e30)
+    assert norm(peer.averager) == norm(plain.averager)
+    peer.shared[-1][0, 0] = float("nan")
+    assert not math.isfinite(norm(peer.averager))
