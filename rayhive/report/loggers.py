@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,7 +133,7 @@ def export(folder: Path, results: Results, tool: str, out: Path) -> int:
         out: A new folder for its files.
 
     Raises:
-        ConfigError: The tool is unknown or not installed, or the folder exists.
+        ConfigError: The tool is unknown, not installed or too old, or the folder exists.
     """
     if tool not in TOOLS:
         raise ConfigError(unknown("--to", tool, TOOLS))
@@ -143,7 +144,15 @@ def export(folder: Path, results: Results, tool: str, out: Path) -> int:
         raise ConfigError(Problem("--out", str(out), "a folder that does not exist yet"))
     count = 0
     for run in runs(folder, results):
-        logger = begin(run, out)
+        try:
+            logger = begin(run, out)
+        except ModuleNotFoundError as error:  # Lightning's logger needs another version
+            with suppress(OSError):
+                out.rmdir()
+            allowed = (
+                f"a tool that Lightning's logger can use: pip install -U {packages[0]} ({error})"
+            )
+            raise ConfigError(Problem("--to", tool, allowed)) from error
         for point in run.points:
             values = {**point.values, "round": point.round, "clock_s": point.clock_s}
             logger.log_metrics(values, step=point.samples)

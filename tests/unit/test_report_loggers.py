@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rayhive.cli import main
-from rayhive.report.loggers import TOOLS, runs
+from rayhive.report.loggers import TOOLS, LoggedRun, runs
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
 from tests.fixtures.logs import Log, make_spec, write_run
@@ -68,6 +69,23 @@ def test_tensorboard_reads_the_curves_back(folder: Path, tmp_path: Path) -> None
     read.Reload()
     losses = [(event.step, pytest.approx(event.value)) for event in read.Scalars("loss")]
     assert losses == [(point.samples, point.values["loss"]) for point in run.points]
+
+
+def test_a_tool_of_a_version_that_the_logger_refuses_is_named_and_leaves_no_folder(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begin(run: LoggedRun, out: Path) -> Any:
+        out.mkdir()
+        raise ModuleNotFoundError("Requirement 'tool>=2' not met")
+
+    monkeypatch.setitem(TOOLS, "tensorboard", (("sys",), begin))
+    out = tmp_path / "out"
+    assert main(["export", str(folder), "--to", "tensorboard", "--out", str(out)]) == 2
+    assert "pip install -U sys (Requirement 'tool>=2' not met)" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_an_unknown_tool_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
