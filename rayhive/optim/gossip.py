@@ -91,10 +91,6 @@ def problems(options: Mapping[str, Any]) -> Iterator[Problem]:
         if codec is not None and not isinstance(codec, NoCompression):
             allowed = f"absent with group_size {PAIR}: it would encode parameters"
             yield Problem(name, type(codec).__name__, allowed)
-    extra = options.get("extra_tensors")
-    if isinstance(extra, Sequence) and any(tensor.is_floating_point() for tensor in extra):
-        allowed = f"without floating-point tensors with group_size {PAIR}: all peers average these"
-        yield Problem("extra_tensors", f"{len(extra)} tensors", allowed)
     averager = made_by(options.get("grad_averager_factory"))
     if takes_rules(averager) and takes_over_state(averager):
         yield Problem("grad_averager_factory", averager.__name__, f"dense with group_size {PAIR}")

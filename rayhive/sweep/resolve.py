@@ -360,7 +360,7 @@ class _Check:
             key = "workload.name" if given.import_path is None else "workload.import"
             yield Problem(key, given.label, f"a workload that works; it raised {described(error)}")
             return
-        yield from check_tensors(config, len(self.facts.shapes), len(self.facts.extras))
+        yield from check_tensors(config, len(self.facts.shapes))
         if size is not None and config.swarm.peers > size:
             allowed = f"at most the {size} samples that the workload trains on"
             yield Problem("swarm.peers", config.swarm.peers, allowed)

@@ -20,7 +20,6 @@ from rayhive.compression.payload import averaged_sizes, configuration_payload
 from rayhive.errors import Problem
 from rayhive.spec import AXES, Axis, Configuration, Range, Space, SweepConfig
 from rayhive.spec.axes.base import Distribution, Values, ends, is_whole
-from rayhive.spec.axes.group_size import PAIR
 from rayhive.spec.configuration import combinations, decide
 
 if TYPE_CHECKING:
@@ -228,23 +227,18 @@ def check_sampler(config: SweepConfig) -> Iterator[Problem]:
         yield Problem("sampler", "grid", allowed)
 
 
-def check_tensors(config: SweepConfig, tensors: int, extras: int) -> Iterator[Problem]:
+def check_tensors(config: SweepConfig, tensors: int) -> Iterator[Problem]:
     """Yield the settings that the tensors of a workload's module exclude.
 
     Args:
         config: The study.
         tensors: Parameters of the module.
-        extras: Floating-point tensors that peers average with them.
     """
     enqueued = (item.fragments for item in config.enqueue)
     for value in (*ends(config.space.fragments), *enqueued):
         if is_whole(value, tensors + 1):
             allowed = f"at most {tensors}, the number of tensors of the workload's module"
             yield Problem("space.fragments", value, allowed)
-    sizes = (*ends(config.space.group_size), *(item.group_size for item in config.enqueue))
-    if extras and PAIR in sizes:
-        allowed = f"all: all peers average the {extras} floating-point buffers of the workload"
-        yield Problem("space.group_size", PAIR, allowed)
 
 
 def _codec_key(values: Values, sizes: Sequence[int]) -> str:

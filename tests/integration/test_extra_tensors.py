@@ -30,6 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "powersgd": {"grad_averager_factory": partial(PowerSGD, averager_rank=1)},
     "8 bit": {"grad_compression": Uniform8BitQuantization(), "error_feedback": True},
     "local steps": {"local_steps": 2},
+    "pairs": {"local_steps": 2, "group_size": 2},
     "delay state": {"delay_state_averaging": True},
     "delay gradients": {"delay_state_averaging": True, "delay_grad_averaging": True},
     "every round": {"average_state_every": 1},

@@ -13,10 +13,9 @@ from rayhive.membership.progress_view import ProgressView
 from rayhive.membership.view import MembershipView
 from rayhive.optim import gossip
 from rayhive.optim.local_rule import LocalStepsRule, local_steps_problems
-from rayhive.spec import Configuration, Space, SwarmConfig, SweepConfig
+from rayhive.spec import Configuration, Space, SwarmConfig
 from rayhive.spec.rules import check_configuration, check_space
 from rayhive.sweep.link_time import round_traffic
-from rayhive.sweep.space import check_tensors
 
 
 def test_an_outer_step_pulls_to_the_pair_and_keeps_own_momentum() -> None:
@@ -65,7 +64,7 @@ def test_a_peer_without_samples_weighs_as_one() -> None:
         ),
         ({"error_feedback": True}, ["error_feedback"]),
         ({"delay_state_averaging": True}, ["delay_state_averaging"]),
-        ({"extra_tensors": (torch.zeros(1),)}, ["extra_tensors"]),
+        ({"extra_tensors": (torch.zeros(1),)}, []),
     ],
 )
 def test_settings_without_a_meaning_are_refused(options: dict[str, Any], keys: list[str]) -> None:
@@ -102,15 +101,6 @@ def test_rules_of_a_study(space: dict[str, Any], allowed: str | None) -> None:
     assert allowed is None or found[0].allowed.startswith(allowed)
 
 
-def test_buffers_that_all_peers_average_are_refused() -> None:
-    given = {"name": "s", "workload": {"name": "digits"}}
-    config = SweepConfig(**given, space=Space(local_steps=4, group_size=["all", 2]))
-    (problem,) = check_tensors(config, 2, 3)
-    assert problem.key == "space.group_size" and "3 floating-point buffers" in problem.allowed
-    assert not list(check_tensors(config, 2, 0))
-    assert not list(check_tensors(SweepConfig(**given, space=Space(local_steps=4)), 2, 3))
-
-
 def test_a_configuration_has_a_name_a_check_and_the_bytes_of_a_pair() -> None:
     pairs, all_peers = (Configuration(local_steps=4, group_size=size) for size in (2, "all"))
     assert pairs.label == all_peers.label.replace(")", ", pairs)")
@@ -125,6 +115,7 @@ def test_a_configuration_has_a_name_a_check_and_the_bytes_of_a_pair() -> None:
         sent[0] == 4 * 307
     )  # each sends half of the parameters, and the average of the other half
     assert sent[1] == 4 * 307 * 2 * 7 / 8
+    assert round_traffic(shapes, ((25,),), pairs, swarm).bytes == 4 * (307 + 25)
 
 
 def test_rounds_of_other_pairs_are_not_missed() -> None:
