@@ -50,13 +50,15 @@ class GradientExtras:
         """Move the tensors by what the round changed, and at most to the averages.
 
         Without batches since :meth:`load` the result is the average. With a delay, a tensor keeps
-        what these batches changed. The limit keeps a variance from becoming negative.
+        what these batches changed. The limit keeps a variance from becoming negative. A value that
+        is not finite becomes the average.
         """
         for tensor, average, sent in zip(self._tensors, self._shared, self._sent, strict=True):
             now = tensor.to(average.device, average.dtype)
             moved = average + (now - sent)
             low, high = torch.minimum(now, average), torch.maximum(now, average)
-            tensor.copy_(torch.clamp(moved, low, high))
+            found = torch.clamp(moved, low, high)
+            tensor.copy_(torch.where(found.isfinite(), found, average))
         self.arrived = False
 
 

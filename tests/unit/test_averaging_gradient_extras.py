@@ -188,6 +188,11 @@ def test_a_late_average_moves_a_value_by_as_much_as_it_moved_the_one_that_was_se
     assert late([1.0, 5.0], [0.5, 6.0], [2.0, 3.0]).tolist() == [1.5, 4.0]
 
 
+def test_a_peer_that_was_refused_for_its_values_takes_the_average() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert late([nan, 1.0, inf], [nan, inf, -inf], [3.0, 4.0, 5.0]).tolist() == [3.0, 4.0, 5.0]
+
+
 # -- outlier filter --------------------------------------------------------------------------------
 
 
