@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -116,6 +117,35 @@ def test_compressed_rounds_send_the_predicted_bytes(
     finish_swarm(lines)
     assert_rounds_are_whole(lines)
     assert_replicas_agree(lines, tolerance=1e-2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"codec": "uniform8", "error_feedback": True},
+        {"powersgd_rank": 2, "min_compression_ratio": 0.2},
+        {"delay": "gradients"},
+    ],
+    ids=str,
+)
+def test_batch_norm_sends_its_statistics_with_the_gradients_and_no_parameters(
+    socket_path: str, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    workload = WorkloadConfig(import_path="tests.fixtures.normed:Normed")
+    name = "-".join(["normed", *map(str, settings.values())]).replace(".", "_")
+    peers = [each.model_copy(update={"workload": workload}) for each in specs(name, **settings)]
+    lines = start_swarm(socket_path, peers, tmp_path)
+    finish_swarm(lines)
+    assert_rounds_are_whole(lines)
+    assert_replicas_agree(lines, tolerance=1e-5)
+    assert {event["reason"] for line in lines for event in line.of("state_round")} <= {"joined"}
+    for line in lines:
+        (ready,) = line.of("peer_ready")
+        parameters = sum(math.prod(shape) for shape in ready["shapes"])
+        assert ready["dense_payload_bytes"] == 4 * (parameters + 2 * 64)
+        losses = [e["values"]["loss"] for e in line.of("evaluation")]
+        assert losses[-1] < losses[0]
 
 
 def test_a_killed_peer_leaves_no_process_and_is_reported(socket_path: str, tmp_path: Path) -> None:
