@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.unit.test_averaging_extra_tensors import THEIRS, averager, module, run_round
+from tests.unit.test_averaging_gradient_extras import average
 
 pytestmark = pytest.mark.gpu
 
@@ -23,3 +25,11 @@ def test_buffers_on_a_gpu_are_averaged(offload: bool, delayed: bool) -> None:
         else:
             assert bool((buffer == before[name]).all()), name
     made.step_executor.shutdown()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_buffers_on_a_gpu_enter_rounds_of_gradients(dtype: torch.dtype) -> None:
+    own = [torch.rand(5, device="cuda").to(dtype), torch.ones((), device="cuda", dtype=dtype)]
+    average(own, 1.5)
+    assert [(each.device.type, each.dtype) for each in own] == [("cuda", dtype)] * 2
+    assert all(bool((each == 1.5).all()) for each in own)

@@ -140,16 +140,24 @@ def test_a_failed_round_changes_no_extra_tensor(rank: bool, phase: str) -> None:
         torch.testing.assert_close(own.double(), mean, rtol=1e-6, atol=1e-6)
 
 
-def test_extra_tensors_of_16_bit_are_averaged_in_32() -> None:
-    halves = [torch.full((3,), 1.0, dtype=torch.float16), torch.ones(2, dtype=torch.bfloat16)]
-    averager = unstarted(RayhiveGradientAverager, SHAPES, extra_tensors=halves)
+def average(tensors: list[torch.Tensor], value: float) -> None:
+    """Let an average of extra tensors come out of a round."""
+    averager = unstarted(RayhiveGradientAverager, SHAPES, extra_tensors=tensors)
     averager.load_accumulators_into_averager_()
-    with averager.get_tensors() as tensors:
-        assert [each.dtype for each in tensors[len(SHAPES) :]] == [torch.float32] * 2
-        tensors[-1].fill_(1.5)
+    with averager.get_tensors() as shared:
+        for own, copy in zip(tensors, shared[len(SHAPES) :], strict=True):
+            assert (copy.dtype, copy.device.type) == (torch.float32, "cpu")
+            assert torch.equal(copy, own.float().cpu())
+            copy.fill_(value)
     averager.extras.arrived = True
     averager.take_extras()
-    assert halves[1].tolist() == [1.5, 1.5] and halves[1].dtype == torch.bfloat16
+
+
+def test_extra_tensors_of_16_bit_are_averaged_in_32() -> None:
+    halves = [torch.ones(3, dtype=torch.float16), torch.ones(2, dtype=torch.bfloat16)]
+    average(halves, 1.5)
+    assert [half.tolist() for half in halves] == [[1.5] * 3, [1.5] * 2]
+    assert [half.dtype for half in halves] == [torch.float16, torch.bfloat16]
 
 
 # -- averages that arrive late ---------------------------------------------------------------------
