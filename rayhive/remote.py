@@ -113,7 +113,9 @@ class RemoteFolder:
     def _fetch(self, to: Path) -> Path:
         found = self._reading(self._listing)
         if not found:
-            raise ConfigError(Problem(self._key, self.url, "the URL of a run folder; it is empty"))
+            raise ConfigError(
+                Problem(self._key, self.url, "the URL of a run folder; no file was found there")
+            )
         known = _state(to).get("versions", {})
         versions = {name: _version(info) for name, info in found.items()}
         for name, version in versions.items():

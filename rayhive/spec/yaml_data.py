@@ -109,8 +109,9 @@ def _set(
 
 def _sibling(file: Path) -> str | None:
     folder = file.parent
-    names = [str(folder / item.name) for item in folder.glob("*.y*ml")] if folder.is_dir() else []
-    return nearest(str(file), names)
+    names = {item.stem: str(item) for item in folder.glob("*.y*ml")} if folder.is_dir() else {}
+    close = nearest(file.stem, list(names))
+    return None if close is None else names[close]
 
 
 def parse(text: str, problems: list[Problem]) -> Any:

@@ -32,6 +32,21 @@ def test_defaults_are_a_valid_study() -> None:
     assert config.space.codec == ("none",)
 
 
+@pytest.mark.parametrize(
+    ("given", "close"),
+    [("cels.yaml", "cells.yaml"), ("cells.yml", "cells.yaml"), ("nope.yaml", None)],
+)
+def test_a_file_that_is_not_there_suggests_one_of_a_similar_name(
+    given: str, close: str | None, tmp_path: Path
+) -> None:
+    for name in ("cells.yaml", "mkdocs.yml"):
+        (tmp_path / name).write_text("name: study")
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(tmp_path / given)
+    (problem,) = caught.value.problems
+    assert problem.nearest == (None if close is None else str(tmp_path / close))
+
+
 def test_an_axis_is_a_constant_a_list_or_a_range() -> None:
     space = {
         "codec": "size_adaptive",

@@ -195,7 +195,7 @@ def test_the_older_of_two_drivers_ends_and_writes_nothing_more(
 
 
 def test_a_url_with_other_files_is_refused_and_an_empty_one_has_no_results(url: str) -> None:
-    with pytest.raises(ConfigError, match="it is empty"):
+    with pytest.raises(ConfigError, match="no file was found there"):
         local_folder(url)
     fs, root = fsspec.url_to_fs(url)
     fs.makedirs(root, exist_ok=True)

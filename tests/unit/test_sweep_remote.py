@@ -82,7 +82,7 @@ def test_mistakes_are_refused_before_anything_starts(
     assert main(["sweep", "study.yaml", "--out", "nowhere://x"]) == 2
     assert "or a URL such as s3://BUCKET/PATH" in capsys.readouterr().err
     assert main(["results", url]) == 2
-    assert "it is empty" in capsys.readouterr().err
+    assert "no file was found there" in capsys.readouterr().err
     assert main(["replay", str(tmp_path), "0", "--out", url]) == 2
     assert "only a sweep writes to a URL" in capsys.readouterr().err
     assert not world.starts and not (tmp_path / "bucket").exists()
