@@ -49,6 +49,14 @@ def test_a_sweep_has_every_section(swept: Page, faulted: Page) -> None:
         assert ids == list(SECTIONS)
 
 
+def test_the_page_says_what_its_columns_and_words_mean(swept: Page, faulted: Page) -> None:
+    for page in (swept, faulted):
+        assert "goodput Committed samples / computed samples" in page.words("table")
+        words = page.words("reading")
+        assert "the twin of a replicate is the same one without faults" in words
+        assert all(name in words for name in ("Goodput", "retention", "baseline", "scenario"))
+
+
 def test_the_first_section_recommends_with_certainty_and_cost(swept: Page) -> None:
     words = swept.words("recommendation")
     assert "Use none" in words
