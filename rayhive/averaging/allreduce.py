@@ -90,8 +90,8 @@ class MeasuredAllReduce(AllReduceRunner):
     ) -> None:
         codec = NoCompression() if compression is None else compression
         if shares is None and (exact or getattr(codec, "of_gradients", False)):
-            name = type(codec).__name__
-            raise AllreduceException(f"a plain hivemind peer in the group cannot decode {name}")
+            lacks = "extra tensors" if exact else type(codec).__name__
+            raise AllreduceException(f"a plain hivemind peer in the group cannot decode {lacks}")
         if tensor_infos is None:
             tensor_infos = [CompressionInfo.from_tensor(x, key=at) for at, x in enumerate(tensors)]
         cut: dict[str, Any] = {"tensors": tensors, "tensor_infos": tensor_infos}

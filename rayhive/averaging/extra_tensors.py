@@ -10,12 +10,14 @@ from hivemind.averaging.control import StepControl
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 from hivemind.proto import runtime_pb2
 
+from rayhive.averaging.gradient_extras import averageable
+
 #: Types that lossy codecs accept; other tensors of a state are sent as they are.
 _COMPRESSIBLE = (torch.float16, torch.float32, torch.float64)
 
 
 class ExtraTensors:
-    """Extra tensors of a state averager, averaged through copies on the host.
+    """Extra tensors of a state averager, averaged through copies on the host, or not at all.
 
     Floating-point tensors are averaged in float32, wherever they are. Integers and booleans
     (counters, indices, masks) have no useful average: every peer keeps its own, and a joining peer
@@ -24,34 +26,40 @@ class ExtraTensors:
 
     Args:
         tensors: The extra tensors.
+        elsewhere: Those that are averaged elsewhere.
 
     Attributes:
         averaged: The floating-point ones. Their copies are the last averaged tensors of the
             averager, in this order.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], elsewhere: Sequence[torch.Tensor] = ()
+    ) -> None:
         self._tensors = tensors
-        self.averaged = [tensor for tensor in tensors if tensor.is_floating_point()]
+        others = {id(tensor) for tensor in elsewhere}
+        floats = (tensor for tensor in tensors if averageable(tensor))
+        self.averaged = [tensor for tensor in floats if id(tensor) not in others]
         self._round: StepControl | None = None
 
     def keeps(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is an extra tensor of which every peer keeps its own."""
-        return not tensor.is_floating_point() and any(tensor is each for each in self._tensors)
+        """Return whether a tensor is an extra tensor that is not averaged here."""
+        extra = any(tensor is each for each in self._tensors)
+        return extra and not self.averages(tensor)
 
     def averages(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is an extra tensor that is averaged."""
         return any(tensor is each for each in self.averaged)
 
     def averaged_infos(self, infos: Sequence[CompressionInfo]) -> tuple[CompressionInfo, ...]:
-        """Return the infos of a state without those of tensors that every peer keeps.
+        """Return the infos of a state without those of tensors that are not averaged here.
 
         Args:
             infos: One per tensor of the state; those of the extra tensors come last.
         """
         first = len(infos) - len(self._tensors)
         extras = zip(infos[first:], self._tensors, strict=True)
-        return (*infos[:first], *(info for info, each in extras if each.is_floating_point()))
+        return (*infos[:first], *(info for info, each in extras if self.averages(each)))
 
     @torch.no_grad()
     def begin(self, tensors: Sequence[torch.Tensor], round_: StepControl) -> None:

@@ -45,9 +45,15 @@ def takes_rules(factory: Any) -> bool:
 
 
 def takes_extras(factory: Any) -> bool:
-    """Return whether the rounds of a factory's averagers can include extra tensors."""
+    """Return whether the rounds of a factory's averagers include extra tensors.
+
+    Those of a class that loads its tensors in a way of its own do not.
+    """
     made = made_by(factory)
-    return isinstance(made, type) and issubclass(made, RayhiveGradientAverager)
+    if not (isinstance(made, type) and issubclass(made, RayhiveGradientAverager)):
+        return False
+    ours = RayhiveGradientAverager.load_accumulators_into_averager_
+    return made.load_accumulators_into_averager_ is ours
 
 
 def factory_problems(factory: Any, outlier_filter: str, aggregation: str) -> Iterator[Problem]:

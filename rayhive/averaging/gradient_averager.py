@@ -118,9 +118,9 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         parameters = tuple(parameters)
         if not kwargs.get("averaged_grads"):
             kwargs["averaged_grads"] = shared_zeros(parameters)
-        copies = shared_zeros(extra_tensors)
-        self.extras = GradientExtras(extra_tensors, copies)
-        kwargs |= {"averaged_grads": [*kwargs["averaged_grads"], *copies], "extras": len(copies)}
+        self.extras = GradientExtras(extra_tensors)
+        kwargs["averaged_grads"] = [*kwargs["averaged_grads"], *self.extras.shared]
+        kwargs["extras"] = len(extra_tensors)
         if extra_tensors and (policy := kwargs.get("payload")) is not None:
             kwargs["payload"] = lambda tensors: policy(tensors[: len(parameters)])
         super().__init__(parameters=parameters, trainer_tensors=unread, **kwargs)

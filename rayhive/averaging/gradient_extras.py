@@ -14,6 +14,20 @@ from typing import Any
 import torch
 
 from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy
+from rayhive.averaging.policy_thread import PolicyThread
+
+#: Largest magnitude of an element that is averaged: its sums over samples stay finite.
+LARGEST = 1e30
+
+
+def averageable(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of floating point, and an average of such tensors is finite.
+
+    Masks of -inf are not.
+    """
+    if not tensor.is_floating_point():
+        return False
+    return not tensor.numel() or bool(tensor.detach().abs().max() <= LARGEST)
 
 
 class GradientExtras:
@@ -21,16 +35,20 @@ class GradientExtras:
 
     Args:
         tensors: Floating-point tensors of the module, on any device.
-        shared: The copies, on the host.
 
     Attributes:
+        shared: The copies, on the host, in float32.
+        delayed: Whether batches may come between :meth:`load` and :meth:`take`.
         arrived: Whether the copies are averages that :meth:`take` has not used.
     """
 
-    arrived = False
+    delayed = arrived = False
 
-    def __init__(self, tensors: Sequence[torch.Tensor], shared: Sequence[torch.Tensor]) -> None:
-        self._tensors, self._shared = tensors, shared
+    @torch.no_grad()
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        copies = (tensor.detach().to("cpu", torch.float32, copy=True) for tensor in tensors)
+        self.shared = [each.contiguous().share_memory_() for each in copies]  # type: ignore[no-untyped-call]
         self._sent: list[torch.Tensor] = []
 
     @property
@@ -40,26 +58,31 @@ class GradientExtras:
 
     @torch.no_grad()
     def load(self) -> None:
-        """Copy the tensors for a round."""
-        for tensor, shared in zip(self._tensors, self._shared, strict=True):
-            shared.copy_(tensor)
-        self._sent, self.arrived = [shared.clone() for shared in self._shared], False
+        """Copy the tensors for a round; the last average stands in for one that is not finite."""
+        self.arrived = False
+        for tensor, shared in zip(self._tensors, self.shared, strict=True):
+            if averageable(tensor):
+                shared.copy_(tensor)
+        if self.delayed:
+            self._sent = [shared.clone() for shared in self.shared]
 
     @torch.no_grad()
     def take(self) -> None:
-        """Move the tensors by what the round changed, and at most to the averages.
+        """Set the tensors to the averages.
 
-        Without batches since :meth:`load` the result is the average. With a delay, a tensor keeps
-        what these batches changed. The limit keeps a variance from becoming negative. A value that
-        is not finite becomes the average.
+        With a delay, each moves by what the round changed, and at most to the average: it keeps
+        what batches have changed since :meth:`load`. The limit keeps a variance from becoming
+        negative. A value that is not finite becomes the average.
         """
-        for tensor, average, sent in zip(self._tensors, self._shared, self._sent, strict=True):
-            now = tensor.to(average.device, average.dtype)
-            moved = average + (now - sent)
-            low, high = torch.minimum(now, average), torch.maximum(now, average)
-            found = torch.clamp(moved, low, high)
-            tensor.copy_(torch.where(found.isfinite(), found, average))
         self.arrived = False
+        for at, (tensor, average) in enumerate(zip(self._tensors, self.shared, strict=True)):
+            if not self.delayed:
+                tensor.copy_(average)
+                continue
+            now = tensor.to(average.device, average.dtype)
+            moved = average + (now - self._sent[at])
+            found = torch.clamp(moved, torch.minimum(now, average), torch.maximum(now, average))
+            tensor.copy_(torch.where(found.isfinite(), found, average))
 
 
 class WithExtras:
@@ -67,11 +90,12 @@ class WithExtras:
 
     Args:
         policy: Policy of the other tensors.
-        extras: Number of the extra tensors, which are the last ones of the averager.
+        extras: The extra tensors, which are the last ones of the averager.
     """
 
-    def __init__(self, policy: PayloadPolicy, extras: int) -> None:
-        self._policy, self._extras = policy, extras
+    def __init__(self, policy: PayloadPolicy, extras: Sequence[torch.Tensor]) -> None:
+        self._policy, self._extras = policy, len(extras)
+        self._thread = PolicyThread("extras", sum(each.numel() for each in extras))
 
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
         """Return the phases of the policy."""
@@ -80,7 +104,7 @@ class WithExtras:
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace tensors by the averages of the group; on failure no extra tensor has changed."""
         first = len(tensors) - self._extras
-        averaged = [each.clone() for each in tensors[first:]]
+        averaged = await self._thread.run(_clones, tensors[first:])
         last = self.phases(round_.gathered)[-1]
 
         def allreduce(
@@ -97,9 +121,17 @@ class WithExtras:
 
         await self._policy.average(tensors[:first], replace(round_, allreduce=allreduce))
         if not round_.auxiliary:
-            for tensor, new in zip(tensors[first:], averaged, strict=True):
-                tensor.copy_(new)
+            await self._thread.run(_copy, tensors[first:], averaged, final=True)
 
     def close(self) -> None:
         """Close the policy."""
         self._policy.close()
+
+
+def _clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in tensors]
+
+
+def _copy(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)

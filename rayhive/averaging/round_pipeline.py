@@ -24,7 +24,7 @@ from rayhive.averaging.gradient_extras import WithExtras
 from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, RoundIsOver
 from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import OutlierFilter, Refusal
-from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy
+from rayhive.averaging.payload_policy import STALE_WEIGHT, GroupRound, PayloadPolicy
 from rayhive.averaging.round_filter import (
     AverageNotFinite,
     ExcludedRoundFailed,
@@ -113,7 +113,7 @@ class RoundPipeline:
 
     def __post_init__(self) -> None:
         if self.extras:
-            self.payload = WithExtras(self.payload, self.extras)
+            self.payload = WithExtras(self.payload, self.tensors[-self.extras :])
             self.statistics = [False] * (len(self.tensors) - self.extras) + [True] * self.extras
 
     async def announced(self, data_for_gather: bytes) -> bytes:
@@ -173,15 +173,17 @@ class RoundPipeline:
         gathered = _gathered(group)
         refused = self.outlier_filter.judge(announcements)
         trace.excluded |= host.peer_id in refused
-        if len(refused) == len(group.peer_ids):
+        if all(peer in refused for peer in _contributors(group)):
             raise NoOtherPeers("no member of the group has finite tensors to average")
         weight = 0.0 if trace.excluded else self.weighting(weight, host.peer_id, gathered)
+        auxiliary = host.mode == AveragingMode.AUX
+        if self.extras and not (trace.excluded or auxiliary):
+            weight = max(weight, STALE_WEIGHT)  # an average over no samples would be 0
         options.update(weight=weight, excluded=frozenset(refused), aggregation=self.aggregation)
         began = time.monotonic()
         try:
             options.update(await self._division(group, min_vector_size))
             allreduce = partial(self._allreduce, host, group, trace, options)
-            auxiliary = host.mode == AveragingMode.AUX
             round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step)
             async with self._locked(host) as tensors:
                 averaging = self.payload.average(tensors, round_)
@@ -287,6 +289,13 @@ class RoundPipeline:
         self._failed_searches = self._failed_bytes = trace.wasted_bytes = 0
         trace.searches.clear()
         return result
+
+
+def _contributors(group: GroupInfo) -> list[PeerID]:
+    """Return the members of a group that contribute tensors, and do not only reduce."""
+    modes = (MemberData.loads(data).mode for data in group.gathered)
+    members = zip(group.peer_ids, modes, strict=True)
+    return [peer for peer, mode in members if mode != AveragingMode.AUX.value]
 
 
 def _gathered(group_info: GroupInfo) -> dict[PeerID, Any]:

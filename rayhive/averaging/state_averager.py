@@ -101,6 +101,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         all_statistics: Average all statistics of the inner optimizer with the parameters, not only
             those named by ``average_opt_statistics``. They are sent as float32, because a codec
             may make small second moments negative. Equal for all peers of a swarm.
+        elsewhere: Extra tensors that are averaged elsewhere: only a joining peer takes them over.
         kwargs: As those of hivemind's and of :class:`MeasuredAverager`. The direction of parameters
             means nothing: the outlier filter's rule ``direction`` acts on them as ``norm``.
 
@@ -130,9 +131,11 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         compression: CompressionBase | None = None,
         state_compression: CompressionBase | None = None,
         all_statistics: bool = False,
+        elsewhere: Sequence[torch.Tensor] = (),
         **kwargs: Any,
     ) -> None:
-        self._extras, self._all_statistics = ExtraTensors(extra_tensors), all_statistics
+        self._extras = ExtraTensors(extra_tensors, elsewhere)
+        self._all_statistics = all_statistics
         averaging = NoCompression() if compression is None else compression
         self.lossy = not isinstance(averaging, NoCompression)
         if self.lossy and all_statistics:

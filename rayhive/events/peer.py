@@ -37,7 +37,8 @@ class PeerReady(Event, kind="peer_ready"):
 
     Attributes:
         shapes: Shape of each parameter, in order.
-        dense_payload_bytes: Payload of the gradients without compression [bytes].
+        dense_payload_bytes: Payload of the gradients, and of extra tensors that travel with them,
+            without compression [bytes].
         dense_state_bytes: Size of all that state averaging averages, as float32 [bytes].
         predicted_payload_bytes_per_round: Predicted payload that a peer sends in a round, as the
             mean over the peers [bytes].

@@ -39,7 +39,7 @@ def finish(peer: PeerState) -> None:
         if not peer.state_averager.pending_updates:
             # without the outcome, the next round would ask for parameters that are here
             peer.parameters_reported.wait(CALLBACK_S)
-            _take_extras(peer)
+            take_extras(peer)
             return
         peer.watchdog.check()
         before, moved = moved, peer.moved()
@@ -62,9 +62,10 @@ def end(peer: PeerState, patience: float) -> None:
         peer.watchdog.resume()
     if not pending:
         peer.state_averager.step(wait_for_delayed_updates=True)
-        _take_extras(peer)
+        take_extras(peer)
 
 
-def _take_extras(peer: PeerState) -> None:
+def take_extras(peer: PeerState) -> None:
+    """Set the extra tensors of a peer to averages that have arrived."""
     if isinstance(peer.grad_averager, RayhiveGradientAverager):
         peer.grad_averager.take_extras()

@@ -70,12 +70,13 @@ def make_state_averager(
 
     Args:
         optimizer: The optimizer.
-        rules: ``outlier_filter`` and ``trusted_network``, among others.
+        rules: Result of :func:`averager_rules`.
         options: Further options of the averager.
     """
     own: dict[str, Any] = {
         "outlier_filter": rules["outlier_filter"],
         "trusted_network": rules["trusted_network"],
+        "elsewhere": rules.get("extra_tensors", ()),
         "offload_optimizer": optimizer.offload_optimizer,
         "custom_gradients": optimizer.offload_optimizer,
         "status_loglevel": optimizer.status_loglevel,

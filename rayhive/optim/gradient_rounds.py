@@ -140,6 +140,10 @@ class GradientRounds:
     offloaded: bool
     replicas: ReplicaCheck | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.averager, RayhiveGradientAverager):
+            self.averager.extras.delayed = self.delayed
+
     def open(self, number: int, *, accumulating_s: float, background_s: float) -> GradientRound:
         """Return the record of a round that this peer is about to begin.
 

@@ -251,6 +251,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             self.tracker.check()
             self._state_sync.return_from_break()
             self.tracker.take_part(True)
+            background.take_extras(self._peer)
             try:
                 return super().step(self._interrupts.during(closure), batch_size, grad_scaler)
             finally:

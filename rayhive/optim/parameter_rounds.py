@@ -13,6 +13,7 @@ from hivemind.averaging.control import StepControl
 from hivemind.utils import get_logger
 
 from rayhive.averaging.factory import takes_extras
+from rayhive.averaging.gradient_extras import averageable
 from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.round_filter import ExcludedRoundFailed
@@ -38,7 +39,7 @@ def period_of(
     With ``auto``, extra tensors enter the rounds of gradients, and parameters are averaged only for
     a reason: a period of None. Averagers of the user's own do not take them, and centred clipping
     would mix up their differences with those of gradients. Then parameters and extra tensors are
-    averaged in every round.
+    averaged in every round. Constants that are not finite, such as masks, are never averaged.
 
     Args:
         every: The period, or ``auto``.
@@ -47,7 +48,7 @@ def period_of(
         grad_averager_factory: The user's factory of gradient averagers, if there is one.
         others: Arguments of the optimizer that do not matter here.
     """
-    extras = [tensor for tensor in extra_tensors if tensor.is_floating_point()]
+    extras = [tensor for tensor in extra_tensors if averageable(tensor)]
     if every != "auto" or not extras:
         return (None if every == "auto" else every), []
     if takes_extras(grad_averager_factory) and aggregation not in BLOCKWISE:

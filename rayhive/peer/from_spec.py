@@ -152,7 +152,7 @@ def payload_fields(
     total = allreduce_bytes(sent, spec.peers, spec.configuration.groups(spec.peers))
     return {
         "shapes": shapes,
-        "dense_payload_bytes": predicted.dense_bytes // len(rounds),
+        "dense_payload_bytes": sum(each.dense_bytes for each in rounds) // len(rounds),
         "payload_exact": predicted.exact and len(rounds) == 1,
         "predicted_payload_bytes_per_round": float(total) / len(rounds),
         "compressed_tensors": list(predicted.compressed),

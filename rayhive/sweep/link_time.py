@@ -68,8 +68,10 @@ def round_traffic(
     every = values["average_state_every"]
     along: tuple[Shape, ...] = ()
     if every == "auto":  # as rayhive.optim.parameter_rounds.period_of
-        along = extras if swarm.aggregation not in BLOCKWISE else ()
-        every = 1 if len(along) < len(extras) else None
+        with_gradients = swarm.aggregation not in BLOCKWISE
+        along = extras if with_gradients else ()
+        own = bool(extras) or values["inner_state"] == "average"
+        every = 1 if own and not with_gradients else None
     gradients = configuration_payload(shapes, configuration, rates=rates, extras=along)
     rounds = fragment_payloads(shapes, configuration, rates=rates, extras=along)
     outer = shapes if values["outer_momentum"] else ()  # averaged with the parameters

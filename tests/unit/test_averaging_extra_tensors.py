@@ -102,6 +102,22 @@ def test_only_floating_point_extra_tensors_are_averaged(offload: bool, delayed: 
     made.step_executor.shutdown()
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_extra_tensors_that_are_averaged_elsewhere_are_only_served(offload: bool) -> None:
+    parts = module()
+    floats = [buffer for buffer in parts.buffers() if buffer.is_floating_point()]
+    before = {name: buffer.clone() for name, buffer in parts.named_buffers()}
+    made = averager(parts, offload, elsewhere=floats[1:])
+    run_round(made, delayed=False)
+    for name, buffer in parts.named_buffers():
+        if buffer is floats[0]:
+            assert bool((buffer == THEIRS).all()), name
+        else:
+            assert torch.equal(buffer, before[name]), name
+    assert len(made.get_current_state()[1]) == len(list(parts.parameters())) + len(before)
+    made.step_executor.shutdown()
+
+
 def test_a_failed_round_leaves_the_extra_tensors_of_an_offloaded_optimizer() -> None:
     parts = module()
     before = {name: buffer.clone() for name, buffer in parts.named_buffers()}

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.utils import MSGPackSerializer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
-from rayhive.averaging.gradient_extras import GradientExtras
+from rayhive.averaging.gradient_extras import GradientExtras, averageable
+from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.member_data import MemberData
+from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.round_filter import detached
+from rayhive.averaging.steps import StepTrace
 from rayhive.compression.payload import payload
+from rayhive.optim.parameter_rounds import period_of
 from rayhive.registry import CODECS
-from tests.unit.averaging_fakes import unstarted
+from tests.unit.averaging_fakes import announced_group, unstarted
 from tests.unit.meeting import LIMIT, Meeting, take_part
 
 SHAPES = [(70, 50), (11,), (40, 30)]
@@ -153,11 +162,12 @@ def average(tensors: list[torch.Tensor], value: float) -> None:
     averager.take_extras()
 
 
-def test_extra_tensors_of_16_bit_are_averaged_in_32() -> None:
-    halves = [torch.ones(3, dtype=torch.float16), torch.ones(2, dtype=torch.bfloat16)]
-    average(halves, 1.5)
-    assert [half.tolist() for half in halves] == [[1.5] * 3, [1.5] * 2]
-    assert [half.dtype for half in halves] == [torch.float16, torch.bfloat16]
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_extra_tensors_of_any_type_are_averaged_in_float32(dtype: torch.dtype) -> None:
+    own = [torch.ones(3, dtype=dtype), torch.ones((), dtype=dtype), torch.ones(0, dtype=dtype)]
+    average(own, 1.5)
+    assert [each.tolist() for each in own] == [[1.5] * 3, 1.5, []]
+    assert [each.dtype for each in own] == [dtype] * 3
 
 
 # -- averages that arrive late ---------------------------------------------------------------------
@@ -168,11 +178,13 @@ triples = st.lists(st.tuples(values, values, values), min_size=1, max_size=8)
 
 
 def late(sent: list[float], now: list[float], average: list[float]) -> torch.Tensor:
-    own, shared = torch.tensor(sent), torch.zeros(len(sent))
-    extras = GradientExtras([own], [shared])
+    own = torch.zeros(len(sent))
+    extras = GradientExtras([own])
+    extras.delayed = True
+    own.copy_(torch.tensor(sent))
     extras.load()
     own.copy_(torch.tensor(now))
-    shared.copy_(torch.tensor(average))
+    extras.shared[0].copy_(torch.tensor(average))
     extras.take()
     assert not extras.arrived
     return own
@@ -196,12 +208,12 @@ def test_a_late_average_moves_a_value_by_as_much_as_it_moved_the_one_that_was_se
     assert late([1.0, 5.0], [0.5, 6.0], [2.0, 3.0]).tolist() == [1.5, 4.0]
 
 
-def test_a_peer_that_was_refused_for_its_values_takes_the_average() -> None:
-    nan, inf = float("nan"), float("inf")
-    assert late([nan, 1.0, inf], [nan, inf, -inf], [3.0, 4.0, 5.0]).tolist() == [3.0, 4.0, 5.0]
+def test_a_value_that_is_not_finite_becomes_the_average() -> None:
+    found = late([1.0, 1.0, 1.0], [math.nan, math.inf, -math.inf], [3.0, 4.0, 5.0])
+    assert found.tolist() == [3.0, 4.0, 5.0]
 
 
-# -- outlier filter --------------------------------------------------------------------------------
+# -- values that are not finite, and groups without samples ----------------------------------------
 
 
 def norm(averager: Any) -> float:
@@ -213,10 +225,89 @@ def norm(averager: Any) -> float:
     return found.norm
 
 
-def test_only_values_that_are_not_finite_count_in_the_outlier_filter() -> None:
+def test_extra_tensors_do_not_count_in_the_outlier_filter() -> None:
     plain, peer = Peer(0, 3), Peer(0, 3)
     for tensor in peer.shared[len(SHAPES) :]:
         tensor.fill_(1e30)
     assert norm(peer.averager) == norm(plain.averager)
-    peer.shared[-1][0, 0] = float("nan")
-    assert not math.isfinite(norm(peer.averager))
+
+
+@pytest.mark.parametrize("broken", [("b",), ("a", "b", "c")])
+def test_statistics_that_are_not_finite_stop_no_round_and_heal(broken: tuple[str, ...]) -> None:
+    """A peer whose statistics overflowed enters with its last average, and takes the new one."""
+    peers = swarm()
+    run(peers, codec("uniform8"))
+    last = [own.clone() for own in peers["a"].take()]
+    for name, peer in peers.items():
+        peer.take()
+        if name in broken:
+            peer.own[0][3], peer.own[1][:] = math.inf, math.nan
+        peer.averager.load_accumulators_into_averager_()
+        assert math.isfinite(norm(peer.averager))
+    run(peers, codec("uniform8"))
+    for peer in peers.values():
+        for own, was in zip(peer.take(), last, strict=True):
+            torch.testing.assert_close(own, was)
+
+
+def test_masks_are_left_to_each_peer() -> None:
+    masks = [torch.full((3, 3), value) for value in (-math.inf, torch.finfo(torch.float32).min)]
+    statistics = torch.ones(4)
+    assert [averageable(each) for each in (*masks, torch.arange(3), statistics)] == [
+        False, False, False, True,
+    ]  # fmt: skip
+    assert averageable(torch.zeros(0))
+    extras = [*masks, statistics]
+    assert [id(each) for each in period_of("auto", "mean", extra_tensors=extras)[1]] == [
+        id(statistics)
+    ]
+
+
+def weight_of(averager: Any, group: Any, weight: float, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return the weight with which a peer enters the all-reduce of a group."""
+    given: list[float] = []
+
+    async def allreduce(self: Any, *_: Any, **options: Any) -> None:
+        given.append(options["weight"])
+        raise RuntimeError("the network is gone")
+
+    monkeypatch.setattr(MeasuredAverager, "_run_allreduce_inplace_", allreduce)
+    averager.cancellations = SimpleNamespace(send=lambda *_: None)
+    with pytest.raises(MatchmakingException, match="the network is gone"):
+        asyncio.run(averager.rounds.run(averager, group, StepTrace(), weight=weight))
+    return given[0]
+
+
+def test_a_peer_without_samples_has_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The average over no samples would be 0, which is no variance."""
+    group = announced_group(1.0, 1.0)
+    assert weight_of(Peer(0, 3).averager, group, 0.0, monkeypatch) == STALE_WEIGHT
+    assert weight_of(Peer(0, 3).averager, group, 3.0, monkeypatch) == 3.0
+    plain = unstarted(RayhiveGradientAverager, SHAPES)
+    assert weight_of(plain, group, 0.0, monkeypatch) == 0.0
+
+
+def test_a_refused_peer_and_auxiliary_ones_have_nothing_to_average() -> None:
+    group = announced_group(math.nan, 1.0)
+    alone = MemberData.loads(group.gathered[1])
+    reducer = dataclasses.replace(alone, mode=AveragingMode.AUX.value).dumps()
+    group = dataclasses.replace(group, gathered=(group.gathered[0], reducer))
+    averager = Peer(0, 3).averager
+    with pytest.raises(NoOtherPeers):
+        asyncio.run(averager.rounds.run(averager, group, StepTrace(), weight=3.0))
+
+
+def test_an_averager_that_loads_in_a_way_of_its_own_gets_no_extra_tensors() -> None:
+    class Own(RayhiveGradientAverager):
+        def load_accumulators_into_averager_(self) -> None:
+            """Load nothing."""
+
+    class Other(RayhiveGradientAverager):
+        """Nothing of its own."""
+
+    extras = [torch.ones(3)]
+    found = [
+        period_of("auto", "mean", extra_tensors=extras, grad_averager_factory=each)
+        for each in (Own, Other)
+    ]
+    assert found == [(1, []), (None, extras)]

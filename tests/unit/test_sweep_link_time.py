@@ -51,6 +51,10 @@ def test_extra_tensors_make_parameters_travel_with_centred_clipping() -> None:
     found = traffic(SwarmConfig(peers=2, aggregation="centered_clipping"), extras=((25,),))
     assert (found.gradient_bytes, found.state_every) == (DENSE, 1)
     assert found.state_bytes == DENSE + 100
+    inner = {"local_steps": 4, "outer_momentum": 0.0, "inner_state": "average"}
+    clipped = traffic(SwarmConfig(peers=2, aggregation="centered_clipping"), **inner)
+    assert (clipped.state_every, clipped.state_bytes) == (1, DENSE)
+    assert traffic(SwarmConfig(peers=2), **inner).state_every is None
 
 
 def test_the_slowest_link_and_the_longest_round_trip_bound_the_time() -> None:

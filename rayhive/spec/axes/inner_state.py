@@ -16,7 +16,7 @@ class InnerState(Axis):
     """What a round does with the statistics (moments) of the optimizer that makes local steps.
 
     ``keep`` leaves each peer its own, as DiLoCo does, ``reset`` drops them, and ``average``
-    averages them over the peers, in float32, with the parameters.
+    averages them over the peers, in float32, with the pseudo-gradients.
     """
 
     name = "inner_state"
