@@ -218,7 +218,7 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
             self.extras.load()
 
     def take_extras(self) -> None:
-        """Set the extra tensors to what the last round made of them, if they are not yet."""
+        """Set the extra tensors to averages that have arrived."""
         if self.extras.arrived:
             with self.get_tensors():
                 self.extras.take()

@@ -70,9 +70,10 @@ class GradientExtras:
     def take(self) -> None:
         """Set the tensors to the averages.
 
-        With a delay, each moves by what the round changed, and at most to the average: it keeps
-        what batches have changed since :meth:`load`. The limit keeps a variance from becoming
-        negative. A value that is not finite becomes the average.
+        With a delay, batches may have changed a tensor since :meth:`load`. It then moves by the
+        difference between the average and the value that was sent, and at most to the average. The
+        limit keeps a variance from becoming negative. A value that is not finite becomes the
+        average.
         """
         self.arrived = False
         for at, (tensor, average) in enumerate(zip(self._tensors, self.shared, strict=True)):
