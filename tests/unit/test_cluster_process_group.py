@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,26 @@ def test_an_owner_is_known_until_all_is_gone(
         assert not directory.exists() and process_group.orphaned(tmp_path) == []
     finally:
         disk.release()
+
+
+def test_the_guard_of_a_dead_driver_and_the_next_driver_may_clear_up_at_once(
+    tmp_path: Path,
+) -> None:
+    """A driver that is started right after another was killed meets the guard of that one."""
+
+    def remove_all() -> None:
+        for directory in process_group.orphaned(tmp_path):
+            process_group.remove_tree(directory, process_group.OWNER_FILE)
+
+    for number in range(150):
+        directory = tmp_path / f"{process_group.DIRECTORY_PREFIX}{number}"
+        (directory / "logs").mkdir(parents=True)
+        (directory / "logs" / "raylet.out").touch()
+        (directory / process_group.OWNER_FILE).write_text("1 1")
+    with ThreadPoolExecutor(4) as pool:
+        for cleared in [pool.submit(remove_all) for _ in range(4)]:
+            cleared.result(60.0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_reaper_waits_for_its_owner_and_clears_up(

@@ -228,6 +228,9 @@ def clear_records(directory: Path) -> list[str]:
 def remove_tree(directory: Path, last: str | None = None) -> bool:
     """Unmount all file systems below a directory, and remove the directory.
 
+    Other processes may be removing it at the same time: the guard of a driver that was killed, and
+    the next driver.
+
     Args:
         directory: The directory; it need not exist.
         last: Name of the file that identifies its owner. It is removed last, so that a partly
@@ -240,17 +243,25 @@ def remove_tree(directory: Path, last: str | None = None) -> bool:
         with contextlib.suppress(OSError):
             unmount(point)
     if last is not None and (directory / last).exists():
-        for path in directory.iterdir():
+        for path in _content(directory):
             if path.name == last:
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 _unlink(path)
-        if [path.name for path in directory.iterdir()] != [last]:
+        if any(path.name != last for path in _content(directory)):
             return False
     shutil.rmtree(directory, ignore_errors=True)
     return not directory.exists()
+
+
+def _content(directory: Path) -> list[Path]:
+    """Return the files and folders in a directory; none if it is gone."""
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def mounts_below(directory: Path) -> list[Path]:
@@ -305,7 +316,11 @@ def _owner(directory: Path) -> int | None:
 def _private(base: Path) -> Iterator[tuple[Path, int | None]]:
     """Yield this user's private directories below ``base``, and the pids of living owners."""
     for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*")):
-        if (directory / OWNER_FILE).exists() and directory.stat().st_uid == os.getuid():
+        try:
+            mine = (directory / OWNER_FILE).exists() and directory.stat().st_uid == os.getuid()
+        except FileNotFoundError:  # another process has just removed it
+            continue
+        if mine:
             yield directory, _owner(directory)
 
 
