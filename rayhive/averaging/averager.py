@@ -37,9 +37,11 @@ from rayhive.averaging.round_pipeline import ENDED, RoundPipeline, Weighting, st
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.state_download import (
     DownloadOutcome,
+    LatestDownload,
     SharedStates,
     StateDownload,
     declare_state,
+    patience_of,
 )
 from rayhive.averaging.step_pipes import LockedPipe, RequestPipe
 from rayhive.averaging.step_requests import StepRequests
@@ -121,8 +123,8 @@ class MeasuredAverager(DecentralizedAverager):
         kwargs.update(timeouts, allreduce_timeout=allreduce_timeout)
         self.refused_states: list[dict[str, Any]] = []
         self.downloaded_bytes, self.summed_steps, self.signs = 0, 1, SignsOfLife()
-        self._differences, self._standstill = differences, allreduce_timeout
-        self._trainer_tensors = trainer_tensors
+        self._differences, self._trainer_tensors = differences, trainer_tensors
+        self._standstill, self._downloads = allreduce_timeout, LatestDownload()
         self.groups, self._steps = AllReduceGroups(), RunningSteps()  # for its process only
         self._declaring: asyncio.Task[None] | None = None
         super().__init__(start=False, min_matchmaking_time=min_matchmaking_time, **kwargs)
@@ -347,13 +349,11 @@ class MeasuredAverager(DecentralizedAverager):
     async def _load_state_from_peers(
         self, future: MPFuture, timeout: float | None = None, own_norm: float = 0.0
     ) -> None:
-        patience = float(self.request_timeout)
-        if timeout is not None:
-            patience = min(timeout, float(self.next_chunk_timeout or patience))
+        patience = patience_of(timeout, float(self.request_timeout), self.next_chunk_timeout)
         alive = self._matchmaking.group_formation.known()
         source = transport.states(self._links, self._stub_of)
         sources = SharedStates(self.dht, self._sharing_key, source, alive, patience)
-        await StateDownload(sources, own_norm).run_for(future)
+        await self._downloads.run(StateDownload(sources, own_norm).run_for(future))
 
     def _stub_of(self, peer: PeerID) -> DownloadStub:
         return self.get_stub(self._p2p, peer, namespace=self.prefix)

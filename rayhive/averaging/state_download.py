@@ -11,7 +11,14 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Sequence,
+)
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -178,6 +185,33 @@ class DownloadOutcome:
     state: State | None = None
     refused: list[dict[str, Any]] = field(default_factory=list)
     received_bytes: int = 0
+
+
+def patience_of(
+    timeout: float | None, request_timeout: float, chunk_timeout: float | None
+) -> float:
+    """Return the longest wait for one message of a state [s].
+
+    Args:
+        timeout: Longest download [s]; None for any.
+        request_timeout: Longest wait for an answer [s].
+        chunk_timeout: Longest wait for a part of a long message [s]; None for the same.
+    """
+    return request_timeout if timeout is None else min(timeout, chunk_timeout or request_timeout)
+
+
+class LatestDownload:
+    """Runs downloads one at a time: a new one ends an earlier one, which was given up."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, download: Coroutine[Any, Any, None]) -> None:
+        """Run a download to its end, or to the begin of the next one."""
+        if self._task is not None:
+            self._task.cancel()
+        self._task = asyncio.create_task(download)
+        await asyncio.wait({self._task})
 
 
 class StateDownload:

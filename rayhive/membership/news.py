@@ -7,6 +7,7 @@ acknowledged, so nothing is sent twice.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class Link:
         have: Position of its log that this peer has.
         has_version: Version of this peer's announcement that it has.
         known: Announcements for all peers that it is known to have: peer -> version.
+        heard: Time of its last message [s].
     """
 
     acknowledged: int = 0
@@ -73,6 +75,7 @@ class Link:
     have: int = 0
     has_version: int = 0
     known: dict[bytes, int] = field(default_factory=dict)
+    heard: float = -math.inf
     _waiting_since: float = 0.0
     _ahead: dict[int, int] = field(default_factory=dict)
 

@@ -14,6 +14,9 @@ from rayhive.membership.view import MembershipView, Reunion
 ROUND_CHECK_S, PEERS_CHECK_S = 0.1, 1.0
 #: Speeds below this one are not known yet [samples/s].
 SLOWEST = 1e-6
+#: Time for which all peers must be seen to wait before one of them computes again [s]. The
+#: announcements of a round that begins arrive sooner.
+ALL_WAIT_S = 2.0
 
 
 @dataclass
@@ -143,17 +146,32 @@ class ProgressView:
         """Wait until this peer may begin the next round.
 
         The other peers compute meanwhile. Those that make no progress take no part, so the wait
-        ends.
+        ends. It also ends if all others wait like this one, after those that computed have left.
 
         Args:
             check: Called about every 0.1 s; an error that it raises ends the wait.
 
         Returns:
-            Whether it may; False once it is alone.
+            Whether it may; False once it is alone, or nobody computes.
         """
+        waits_since = math.inf
+
+        def over() -> bool:
+            nonlocal waits_since
+            now = time.monotonic()
+            waits_since = min(waits_since, now) if self._all_wait() else math.inf
+            alone = self.view.live_peers() <= 1
+            return self.is_round_due or alone or now - waits_since > ALL_WAIT_S
+
         with self.view.lock:
-            self._wait(lambda: self.is_round_due or self.view.live_peers() <= 1, math.inf, check)
+            self._wait(over, math.inf, check)
             return self.is_round_due
+
+    def _all_wait(self) -> bool:
+        """Return whether the other peers have all done their part of this peer's next round."""
+        own = self.view.own
+        others = (p for p in self.view.participants() if p.peer_id != own.peer_id)
+        return all(p.entered > own.round for p in others)
 
     def older_peers(self) -> frozenset[bytes]:
         """Return the ids of the live peers that joined the run before this one."""

@@ -187,7 +187,7 @@ class Protocol:
             self._link(peer).missed()
             lane = self._lanes.get(peer)
             if call.check:
-                return not self._shows_life(call) and self._give_up(peer)
+                return not (self._shows_life(call) or self._was_heard(call)) and self._give_up(peer)
             if lane is None:
                 return False
             lane.running = max(0, lane.running - 1)
@@ -203,6 +203,12 @@ class Protocol:
     def _shows_life(self, call: Call) -> bool:
         """Return whether a peer lived during a call: its answer is late beside bulk data."""
         return self.view.is_alive(call.peer) and self.view.sign_of(call.peer) >= call.began
+
+    def _was_heard(self, call: Call) -> bool:
+        """Return whether messages say that a peer lived after a call began: its link has healed."""
+        if self.view.watches(call.peer):  # what others say does not count
+            return self._link(call.peer).heard > call.began
+        return self.view.heard_of(call.peer) > call.began
 
     def _give_up(self, peer: bytes) -> bool:
         lived = self.view.is_alive(peer)
@@ -239,6 +245,7 @@ class Protocol:
         """Take in a message."""
         with self.view.lock:
             link = self._link(letter.sender)
+            link.heard = self.clock()
             link.take(letter.log_id, letter.start, letter.end)
             if letter.have_log == self.log.log_id:  # else it knows a former incarnation at most
                 link.acknowledge(letter.have, letter.have_version, self.clock())

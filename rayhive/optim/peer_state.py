@@ -249,9 +249,21 @@ class PeerState:
     parameters_reported: threading.Event = field(default_factory=_set_event)
 
     @property
+    def rounds_apart(self) -> int | None:
+        """Rounds that this peer committed in a partition whose other side is back.
+
+        None without a partition, and while no peer of the other side is alive: one that died before
+        parameters were averaged with it must not keep this peer from catching up for ever.
+        """
+        apart = self.partitions.rounds_apart
+        if apart is None or not self.tracker.swarm.any_alive(self.partitions.lost):
+            return None
+        return apart
+
+    @property
     def merges_rounds(self) -> bool:
         """Whether this peer merges the work of its side of a partition instead of catching up."""
-        apart = self.partitions.rounds_apart
+        apart = self.rounds_apart
         return bool(apart) or (apart is not None and not self.quorum)
 
     @property

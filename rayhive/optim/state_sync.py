@@ -64,7 +64,7 @@ class StateSync:
             return True
         behind = self._round < self._peer.tracker.global_epoch - 1
         self.note_reunion()  # afterwards: a lost peer may have come back just now
-        if behind and self._peer.partitions.rounds_apart:
+        if behind and self._peer.rounds_apart:
             self._join_newest_round()
             return False
         if behind and self._keeps_late_gradients():
@@ -89,7 +89,7 @@ class StateSync:
         if self._peer.quorum:
             swarm = self._peer.tracker.swarm
             behind = self._round < swarm.newest_round - 1
-            if behind and not self._peer.partitions.rounds_apart:
+            if behind and not self._peer.rounds_apart:
                 self.download(keep_gradients=True)
             self._in_step = self._round >= swarm.newest_round - 1
             self._older, self._loaded = swarm.older_peers(), False
@@ -116,6 +116,8 @@ class StateSync:
         if not partitions.was_none(reunion, self._round):
             # parameters have to be averaged as soon as all peers are together
             self._peer.consistency.note_failure(self._round + 1)
+            if not swarm.any_alive(partitions.lost):
+                partitions.reset()  # the partition before this one is over
             partitions.note_reunion(reunion, self._round)
 
     def gathered(self, next_round: int) -> list[Any]:
@@ -142,7 +144,7 @@ class StateSync:
         before = self._round
         missed = self._missed(before + 1)
         self.note_reunion()
-        if missed and not self._peer.partitions.rounds_apart:
+        if missed and not self._peer.rounds_apart:
             self.download(keep_gradients=True)
         else:
             self._peer.tracker.take_part(True)
@@ -190,14 +192,18 @@ class StateSync:
         A peer whose batches take longer than the others' rounds would else miss every round.
 
         Returns:
-            Whether the round may begin; False if this peer is alone, or rounds have no quorum.
+            Whether the round may begin; False if this peer is alone, if all others wait as well, or
+            if rounds have no quorum.
         """
         peer, tracker = self._peer, self._peer.tracker
         if not peer.quorum:
             return False
         tracker.enter(self._round + 1)  # the others need not wait for a batch
         with tracker.pause_updates():
-            return tracker.swarm.wait_until_due(peer.watchdog.check)
+            due = tracker.swarm.wait_until_due(peer.watchdog.check)
+        if not due:
+            tracker.enter(self._round)  # it computes again
+        return due
 
     def _missed(self, round_: int) -> bool:
         return self._peer.tracker.swarm.has_missed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -248,3 +249,49 @@ def test_all_peers_stop_waiting_for_a_straggler_until_it_goes_on(run: Any, size:
         working.cancel()
 
     run(body())
+
+
+@pytest.mark.parametrize(("size", "seed"), [(10, 10), (12, 106)])
+def test_a_check_that_began_before_a_link_healed_loses_no_peer(
+    run: Any, size: int, seed: int
+) -> None:
+    """Random deaths, joins and cuts; after the last cut, all views become right within seconds."""
+
+    async def body() -> None:
+        draw = random.Random(seed)
+        swarm = SimulatedSwarm(size, seed=seed, loss=0.01)
+        await swarm.start()
+        await swarm.all_known()
+        await asyncio.sleep(2.0)
+        for _ in range(4):
+            await trouble(swarm, draw)
+            await asyncio.sleep(draw.choice([1.0, 3.0, 5.0, 9.0, 15.0]))
+            swarm.network.cut = lambda one, other: False
+            await asyncio.sleep(draw.choice([0.0, 0.5, 3.0]))
+        await swarm.all_known(2 * SILENCE_S)
+        await assert_nobody_is_lost(swarm, 20.0)
+
+    run(body())
+
+
+async def trouble(swarm: SimulatedSwarm, draw: random.Random) -> None:
+    """Cut links, kill a peer, or let one join."""
+    network, peers = swarm.network, swarm.peers
+    kind = draw.choice(["cut", "partition", "kill", "join", "cut and kill"])
+    if kind in ("cut", "cut and kill"):
+        alone = draw.choice(peers).peer_id
+        network.cut = lambda one, other: alone in (one, other)
+        if kind == "cut and kill":
+            victim = draw.choice([peer for peer in peers if peer.peer_id != alone])
+            await asyncio.sleep(draw.uniform(0.0, 2.0))
+            network.silent.add(victim.peer_id)
+            await victim.stop()
+    elif kind == "partition":
+        side = {peer.peer_id for peer in peers if draw.random() < 0.5}
+        network.cut = lambda one, other: (one in side) != (other in side)
+    elif kind == "kill" and len(peers) > 5:
+        victim = draw.choice(peers)
+        (network.dead if draw.random() < 0.5 else network.silent).add(victim.peer_id)
+        await victim.stop()
+    elif kind == "join":
+        await swarm.join()

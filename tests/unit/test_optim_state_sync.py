@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from rayhive.averaging.round_result import PhaseRecord, RoundResult
+from rayhive.averaging.state_download import LatestDownload
 from rayhive.errors import PeerError
+from rayhive.membership import progress_view
 from rayhive.membership.progress_tracker import BREAK_S
-from rayhive.membership.view import Reunion
+from rayhive.membership.view import Heartbeat, Reunion
 from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.clock_fakes import Clock
 from tests.unit.optim_fakes import ROUND, Peer
@@ -315,3 +319,98 @@ def test_a_peer_that_was_in_the_groups_although_taken_for_lost_costs_no_averagin
     hear_of_return(peer, ROUND + 5)
     assert not peer.sync.needs_download()
     assert peer.state.averaging_reason == (None if together else "partition")
+
+
+def test_a_lost_peer_that_came_back_and_died_keeps_nobody_from_catching_up() -> None:
+    """Parameters were never averaged with it, and never will be."""
+    peer, other, lost = Peer(every=None), OTHER.to_bytes(), b"lost"
+    view = peer.tracker.view
+
+    def hear_lost() -> None:
+        known = view.find(lost)
+        version = 1 if known is None else known.version + 1
+        view.receive(Heartbeat(lost, 0.0, version=version, takes_part=True, round=ROUND))
+
+    def go_on(number: int) -> None:
+        peer.partitions.note_group({PEER.to_bytes(), other})
+        peer.state_averager.local_epoch = number
+        peer.tracker.update_epoch(number)
+        peer.hear(round=number, averaged=number, met_averaged=number)
+
+    hear_lost()
+    peer.partitions.note_group({PEER.to_bytes(), other, lost})
+    view.give_up(lost)
+    for number in (ROUND + 1, ROUND + 2):
+        go_on(number)
+    hear_lost()
+    peer.sync.note_reunion()
+    assert peer.state.rounds_apart == 2 and peer.state.merges_rounds
+    view.give_up(lost)
+    go_on(ROUND + 3)
+    assert peer.state.rounds_apart is None and not peer.state.merges_rounds
+    newest = peer.state_averager.newest = ROUND + 50
+    peer.hear(round=newest, averaged=newest, met_averaged=newest)
+    assert peer.sync.needs_download(), "its own parameters are 47 rounds old"
+    view.note_losses()
+    view.receive(Heartbeat(b"third", 0.0, version=1, takes_part=True, round=newest))
+    view.give_up(b"third")
+    view.receive(Heartbeat(b"third", 0.0, version=2, takes_part=True, round=newest))
+    peer.sync.note_reunion()
+    assert peer.partitions.lost == {b"third"}, "the next partition begins anew"
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_late_peers_of_a_quorum_do_not_wait_for_each_other(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that computed have left: one of the others has to compute."""
+    monkeypatch.setattr(progress_view, "ALL_WAIT_S", 0.2)
+    peer = Peer(live_peers=1)
+    peer.tracker.quorum = True
+    view, newest = peer.tracker.view, ROUND + 10
+
+    def hear(name: bytes, version: int, **fields: Any) -> None:
+        usual = {"takes_part": True, "round": newest, "averaged": newest, "met_averaged": newest}
+        with view.lock:
+            view.receive(Heartbeat(name, 0.0, version=version, **{**usual, **fields}))
+            view.lock.notify_all()
+
+    peer.sync.note_batch()
+    hear(b"fast", 1)
+    for number in range(others):
+        hear(b"late%d" % number, 1, entered=newest + 1, samples=8)
+    peer.state_averager.newest = newest
+    peer.accumulate(8)
+    results: list[bool] = []
+    waiting = threading.Thread(target=lambda: results.append(peer.sync.catch_up()), daemon=True)
+    waiting.start()
+    waiting.join(1.0)
+    assert waiting.is_alive(), "the fast peer computes"
+    hear(b"fast", 2, takes_part=False)  # it leaves
+    waiting.join(10.0)
+    assert results == [False]
+    assert view.own.entered == view.own.round == newest, "it computes, and others can wait for it"
+
+
+def test_a_download_that_was_given_up_ends_when_the_next_one_begins() -> None:
+    """Else both share the link, and neither gets there in time."""
+    running: list[int] = []
+
+    async def download(number: int) -> None:
+        running.append(number)
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            running.remove(number)
+
+    async def body() -> None:
+        downloads, callers = LatestDownload(), []
+        for number in range(3):
+            callers.append(asyncio.create_task(downloads.run(download(number))))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert running == [number]
+        assert [each.done() for each in callers] == [True, True, False]
+        callers[-1].cancel()
+
+    asyncio.run(body())
