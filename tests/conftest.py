@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from tests.leaks import TOKEN_VARIABLE, LeakCheck, Watch
 
@@ -21,15 +21,8 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 for name in ("RAY_ADDRESS", "INITIAL_PEERS", "PL_INITIAL_PEERS"):
     os.environ.pop(name, None)
 
-# The same examples in every run: a failure can be repeated, and a green run stays green. How fast
-# examples are drawn says something about the machine's load only.
-settings.register_profile(
-    "rayhive",
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+# The same examples in every run: a failure can be repeated, and a green run stays green.
+settings.register_profile("rayhive", derandomize=True, deadline=None, database=None)
 settings.load_profile("rayhive")
 
 
