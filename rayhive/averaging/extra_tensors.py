@@ -17,11 +17,11 @@ _COMPRESSIBLE = (torch.float16, torch.float32, torch.float64)
 
 
 class ExtraTensors:
-    """Extra tensors of a state averager, averaged through copies on the host, or not at all.
+    """Extra tensors of a state averager, averaged through copies on the host.
 
-    Floating-point tensors are averaged in float32, wherever they are. Integers and booleans
+    Floating-point tensors are averaged in float32, on any device. Integers and booleans
     (counters, indices, masks) have no useful average: every peer keeps its own, and a joining peer
-    takes over those of the peer whose state it downloads. With an offloaded optimizer, hivemind
+    downloads them with the state. With an offloaded optimizer, hivemind
     averages extra tensors in place, which fails for integers and on a GPU.
 
     Args:

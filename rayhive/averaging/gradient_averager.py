@@ -193,7 +193,7 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
 
     @torch.no_grad()
     def set_accumulated(self, values: Iterable[torch.Tensor], samples: int, steps: int = 1) -> None:
-        """Set what this peer contributes to the next round, in place of accumulated gradients.
+        """Set this peer's contribution to the next round, in place of accumulated gradients.
 
         Args:
             values: One tensor for each parameter, to be averaged over the peers.

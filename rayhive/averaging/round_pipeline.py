@@ -219,7 +219,7 @@ class RoundPipeline:
                 yield tensors
 
     async def _division(self, group: GroupInfo, min_vector_size: int) -> dict[str, Any]:
-        """Return the options of an all-reduce that say what each member reduces.
+        """Return the options of an all-reduce about the share that each member reduces.
 
         Members of hivemind can use hivemind's division only, and with them the whole group.
         """

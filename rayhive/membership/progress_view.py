@@ -145,8 +145,8 @@ class ProgressView:
     def wait_until_due(self, check: Callable[[], None] = lambda: None) -> bool:
         """Wait until this peer may begin the next round.
 
-        The other peers compute meanwhile. Those that make no progress take no part, so the wait
-        ends. It also ends if all others wait like this one, after those that computed have left.
+        The other peers compute meanwhile. The wait ends if this peer is alone, as stragglers take
+        no part, or if all others wait for the same round.
 
         Args:
             check: Called about every 0.1 s; an error that it raises ends the wait.

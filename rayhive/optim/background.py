@@ -1,4 +1,4 @@
-"""The wait for what a peer does in the background: averaging, and the optimizer's step."""
+"""Waits for a peer's background work: averaging, and the optimizer's step."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 
-from rayhive.averaging.state_download import SharedStates, StateDownload
+from rayhive.averaging.state_download import LatestDownload, SharedStates, StateDownload
 from rayhive.averaging.tensor_summary import Digest, norm_of, with_digest
 
 State = tuple[dict[str, Any], list[torch.Tensor]]
@@ -144,3 +144,27 @@ def test_at_most_two_digests_are_requested_and_states_without_one_are_taken() ->
     verdict(sources, state(trained(factor=1000.0)))
     assert sources.asked == [0, 1]
     assert verdict(Sources(trained(1)), ({"epoch": 3}, trained(factor=1000.0))) is None
+
+
+def test_a_download_that_was_given_up_ends_when_the_next_one_begins() -> None:
+    """Else both share the link, and neither gets there in time."""
+    running: list[int] = []
+
+    async def download(number: int) -> None:
+        running.append(number)
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            running.remove(number)
+
+    async def body() -> None:
+        downloads, callers = LatestDownload(), []
+        for number in range(3):
+            callers.append(asyncio.create_task(downloads.run(download(number))))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert running == [number]
+        assert [each.done() for each in callers] == [True, True, False]
+        callers[-1].cancel()
+
+    asyncio.run(body())

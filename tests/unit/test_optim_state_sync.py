@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from rayhive.averaging.round_result import PhaseRecord, RoundResult
-from rayhive.averaging.state_download import LatestDownload
 from rayhive.errors import PeerError
 from rayhive.membership import progress_view
 from rayhive.membership.progress_tracker import BREAK_S
@@ -363,7 +361,7 @@ def test_a_lost_peer_that_came_back_and_died_keeps_nobody_from_catching_up() -> 
 def test_late_peers_of_a_quorum_do_not_wait_for_each_other(
     others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that computed have left: one of the others has to compute."""
+    """After the peers that computed have left, one of the late peers computes."""
     monkeypatch.setattr(progress_view, "ALL_WAIT_S", 0.2)
     peer = Peer(live_peers=1)
     peer.tracker.quorum = True
@@ -390,27 +388,3 @@ def test_late_peers_of_a_quorum_do_not_wait_for_each_other(
     waiting.join(10.0)
     assert results == [False]
     assert view.own.entered == view.own.round == newest, "it computes, and others can wait for it"
-
-
-def test_a_download_that_was_given_up_ends_when_the_next_one_begins() -> None:
-    """Else both share the link, and neither gets there in time."""
-    running: list[int] = []
-
-    async def download(number: int) -> None:
-        running.append(number)
-        try:
-            await asyncio.sleep(60.0)
-        finally:
-            running.remove(number)
-
-    async def body() -> None:
-        downloads, callers = LatestDownload(), []
-        for number in range(3):
-            callers.append(asyncio.create_task(downloads.run(download(number))))
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert running == [number]
-        assert [each.done() for each in callers] == [True, True, False]
-        callers[-1].cancel()
-
-    asyncio.run(body())
