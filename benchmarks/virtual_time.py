@@ -16,7 +16,7 @@ class _JumpingSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None:
             raise RuntimeError("all tasks wait and no event is due")
-        self.loop.now += max(0.0, timeout)
+        self.loop.pass_time(timeout)
         return super().select(0)
 
 
@@ -35,6 +35,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the present time [s]."""
         return self.now
+
+    def pass_time(self, seconds: float) -> None:
+        """Jump ahead, and on to the next timer if the loop would run it early.
+
+        A loop runs timers before their time by up to the resolution of its clock. A real clock goes
+        on, so that a coroutine that waits again for the same moment does so a few times at most.
+        """
+        self.now += max(0.0, seconds)
+        next_timer: float = self._scheduled[0].when() if self._scheduled else self.now
+        if self.now < next_timer < self.now + self._clock_resolution:
+            self.now = next_timer
 
     def run(self, body: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine and return its result."""

@@ -55,6 +55,7 @@ class Search:
         quorum: Peers with which the round may begin; None awaits all.
         absent: Members that still compute when the grace period is over.
         grace_ends: End of the running grace period; infinite if there is none.
+        begun: Whether other members have begun the round without this peer.
     """
 
     own: PeerID
@@ -69,6 +70,7 @@ class Search:
     quorum: Quorum | None = None
     absent: frozenset[bytes] = frozenset()
     grace_ends: float = math.inf
+    begun: bool = False
     _quorum_since: float | None = None
     _since: dict[bytes, float] = field(default_factory=dict)
     _extends: bool = True
@@ -121,6 +123,10 @@ class Search:
         """Return the smallest size of a group among this many live peers."""
         return SMALLEST_GROUP if self.quorum is None else self.quorum.size(live)
 
+    def extend(self) -> None:
+        """Begin the patience anew."""
+        self._extends = True
+
     def forgive(self, known: dict[bytes, Member]) -> None:
         """Stop treating a leader as missing once there is news of it."""
         for peer, then in list(self.missing.items()):
@@ -143,6 +149,10 @@ class Search:
         """Return the ids of a roster's other peers whose windows have not ended."""
         now = asyncio.get_running_loop().time()
         return {p.to_bytes() for p in roster if p != self.own and now < self.window_ends(p)}
+
+    def unmet(self, roster: Iterable[PeerID]) -> set[PeerID]:
+        """Return a roster's other peers that have reached the round and have not joined."""
+        return {p for p in roster if p.to_bytes() in self._since.keys() - self.followers.keys()}
 
     def next_look(self, roster: Iterable[PeerID]) -> float:
         """Return the time at which the next window of a roster ends, or the search."""

@@ -11,7 +11,9 @@ membership layer removes members that are dead, or have made no progress for too
 applies to a member that has reached the round and cannot be met there, because a link is cut or a
 process hangs. If that member is the leader, the next oldest leads until there is news of the first
 one. If it is a follower, the leader begins without it: the follower has missed the round and forms
-no other group.
+no other group. A peer whose group has begun tells so to those that come later: it holds their
+requests, and answers the question of a leader that waits for it (:class:`BegunRound`). They wait
+until that round is over, or join its second attempt.
 
 With a :class:`~rayhive.averaging.quorum.Quorum` a member that still computes is awaited for the
 grace period only, which begins at each peer when it knows that the quorum is there. If that member
@@ -27,11 +29,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
-from typing import Any
 
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.dht import DHTID
@@ -39,6 +40,8 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2 as messages
 
 from rayhive.averaging.awaited_members import Follower, Search
+from rayhive.averaging.begun_rounds import ASK_S, BegunRound
+from rayhive.averaging.join_requests import Ask, JoinRequests, round_of_key
 from rayhive.averaging.pairing import Pairing
 from rayhive.averaging.quorum import Quorum
 from rayhive.membership.event_loop import Notifier, wait_at_most
@@ -46,7 +49,6 @@ from rayhive.membership.view import ROUNDS_BEHIND, Member
 
 #: Pause before the next request to a leader that cannot be reached or does not lead [s].
 ASK_AGAIN_S = 0.05
-Ask = Callable[[PeerID, messages.JoinRequest], Awaitable[AsyncIterator[Any]]]
 
 
 class NoOtherPeers(Exception):
@@ -88,6 +90,7 @@ class GroupFormation:
     _met: dict[bytes, int] = field(default_factory=dict)
     _search: Search | None = None
     _past: int = 0
+    _begun: int = 0
     _changes: Notifier = field(default_factory=Notifier)
 
     def set_members(self, members: Sequence[Member]) -> None:
@@ -144,9 +147,13 @@ class GroupFormation:
         expected, live = self._expected(search.round), self._live
         search.note_arrivals(expected, live)
         awaited = [member for member in expected if member.peer_id not in search.absent]
-        if 1 + len(awaited) < search.smallest_group(live):  # peers that have to catch up come, too
-            awaited += [member for member in self._members if member.left_out]
-        return search.has_time(awaited)
+        return search.has_time(awaited + self._catching_up(search, 1 + len(awaited)))
+
+    def _catching_up(self, search: Search, there: int) -> list[Member]:
+        """Return the members left out that a quorum needs, besides those that are there."""
+        if there >= search.smallest_group(self._live):
+            return []
+        return [member for member in self._members if member.left_out]
 
     def _reached(self, member: Member) -> int:
         """Return the last round that a member has finished for certain."""
@@ -177,28 +184,32 @@ class GroupFormation:
         """
         limit = asyncio.get_running_loop().time() + longest
         search = Search(self.own, round_, gather, window, patience, limit, quorum=self.quorum)
-        self._search = search
+        self._search, self._begun = search, 0
         self._changes.notify()
+        others = BegunRound(partial(self._requests.question, round_), self._changes.notify, window)
         try:
             while self._goes_on(search):
                 change = self._changes.next_change()
                 roster = self._met_roster(search)
-                self._check_company(round_, roster, set(search.missing))
+                self._check_company(search, roster)
                 search.led_by(roster[0])
                 group: GroupInfo | None = None
                 if roster[0] == self.own:
-                    group = self._assemble(search, roster)
+                    group = self._assemble(search, roster, others)
                     if group is None:
                         await wait_at_most(change, _left(search.next_look(roster)))
                 else:
+                    others.ask_about(())
                     search.dismiss()
                     group = await self._follow(search, roster[0])
                 if group is not None:
+                    self._begun = round_
                     self._met.update(dict.fromkeys((p.to_bytes() for p in group.peer_ids), round_))
                     return group
             raise asyncio.TimeoutError(f"no other peer reached round {round_} in time")
         finally:
             self._search = None
+            others.ask_about(())
             self.patience_left = max(0.0, _left(search.ends))
             search.dismiss()
             self._changes.notify()
@@ -219,19 +230,33 @@ class GroupFormation:
         """Return whether a quorum has averaged the round of a peer that still follows a leader."""
         return search.quorum is not None and self._was_met(search.round)
 
-    def _check_company(self, round_: int, roster: list[PeerID], missing: set[bytes]) -> None:
+    def _check_company(self, search: Search, roster: list[PeerID]) -> None:
         # A round has one group: a peer that was not in it must not begin another.
+        round_, missing = search.round, set(search.missing)
         if self._was_met(round_):
             raise RoundIsOver(f"round {round_} is over: other peers averaged without this one")
         if missing and len(roster) == 1:
             raise asyncio.TimeoutError(f"{PeerID(missing.pop())} did not reach round {round_}")
         if len(roster) == 1 or (self.client_mode and roster[0] == self.own):
+            if self.quorum is not None and self._catching_up(search, len(roster)):
+                return
             raise NoOtherPeers(f"no other peer takes part in round {round_}")
 
-    def _assemble(self, search: Search, roster: list[PeerID]) -> GroupInfo | None:
-        """Begin with the followers once all members within their windows have joined."""
+    def _assemble(
+        self, search: Search, roster: list[PeerID], others: BegunRound
+    ) -> GroupInfo | None:
+        """Begin with the followers once all members within their windows have joined.
+
+        Wait as long as members that have not joined say that they have begun the round.
+        """
         if self.pairing is not None:
             search.dismiss(keep={peer.to_bytes() for peer in roster})
+        else:
+            others.ask_about(search.unmet(roster))
+        search.begun = bool(others.begun)
+        if search.begun:
+            search.extend()
+            return None
         if search.awaited(roster) - set(search.followers):
             return None
         if len(search.followers) + 1 < search.smallest_group(self._live):
@@ -252,16 +277,25 @@ class GroupFormation:
     ) -> AsyncIterator[messages.MessageFromLeader]:
         """Hold a request until this peer leads its round, then answer with the group."""
         loop = asyncio.get_running_loop()
-        round_, ends = _round_of_key(request.group_key), loop.time() + request.expiration
+        round_, ends = round_of_key(request.group_key), loop.time() + request.expiration
         if request.schema_hash != self.schema_hash:
             yield messages.MessageFromLeader(code=messages.BAD_SCHEMA_HASH)
+            return
+        if round_ is not None and round_ > self._past and not request.expiration:
+            begun = self._has_begun(round_)
+            code = messages.ACCEPTED if begun else messages.GROUP_DISBANDED
+            yield messages.MessageFromLeader(code=code)
             return
         while self._search is None or self._search.round != round_:
             left = ends - loop.time()
             if round_ is None or round_ <= self._past or left <= 0:
                 yield messages.MessageFromLeader(code=messages.BAD_GROUP_KEY)
                 return
-            await wait_at_most(self._changes.next_change(), left)
+            change = self._changes.next_change()
+            if self._has_begun(round_):
+                yield messages.MessageFromLeader(code=messages.ACCEPTED)
+                left = min(left, ASK_S)
+            await wait_at_most(change, left)
         search = self._search
         follower = Follower(request, loop.create_future())
         earlier = search.followers.pop(remote.to_bytes(), None)
@@ -272,7 +306,10 @@ class GroupFormation:
         self._changes.notify()
         try:
             yield messages.MessageFromLeader(code=messages.ACCEPTED)
-            group = await follower.group
+            while not (await asyncio.wait({follower.group}, timeout=ASK_S))[0]:
+                if search.begun:
+                    yield messages.MessageFromLeader(code=messages.ACCEPTED)
+            group = follower.group.result()
             if group is None:
                 yield messages.MessageFromLeader(code=messages.GROUP_DISBANDED)
                 return
@@ -287,6 +324,14 @@ class GroupFormation:
                 del search.followers[remote.to_bytes()]
                 self._changes.notify()
 
+    def _has_begun(self, round_: int) -> bool:
+        """Return whether this peer's group of a round has begun, and its round is not over."""
+        return self._begun == round_ and self.pairing is None
+
+    @property
+    def _requests(self) -> JoinRequests:
+        return JoinRequests(self.schema_hash, self.client_mode, self.key, self.ask)
+
     async def _follow(self, search: Search, leader: PeerID) -> GroupInfo | None:
         """Ask a leader for its group; return None if another peer leads by now, or on failure.
 
@@ -294,15 +339,8 @@ class GroupFormation:
         missing.
         """
         loop = asyncio.get_running_loop()
-        request = messages.JoinRequest(
-            schema_hash=self.schema_hash,
-            expiration=search.limit - loop.time(),  # a duration: clocks may differ
-            client_mode=self.client_mode,
-            gather=search.gather,
-            group_key=f"{self.key}.0b{search.round:b}",
-        )
         accepted = asyncio.Event()
-        answer = asyncio.ensure_future(self._answer(leader, request, accepted, search.arrived))
+        answer = asyncio.ensure_future(self._requests.join(leader, search, accepted))
         try:
             while not answer.done() and self._goes_on(search):
                 if self._met_roster(search)[0] != leader or self._began_without(search):
@@ -336,28 +374,6 @@ class GroupFormation:
             raise RoundIsOver(f"round {search.round} is over for its leader {leader}")
         ids = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
         return GroupInfo(message.group_id, ids, tuple(message.gathered))
-
-    async def _answer(
-        self,
-        leader: PeerID,
-        request: messages.JoinRequest,
-        accepted: asyncio.Event,
-        arrived: set[bytes],
-    ) -> messages.MessageFromLeader | None:
-        """Return the leader's last message; None if the leader closed the stream without one."""
-        stream: Any = await self.ask(leader, request)
-        async with aclosing(stream):
-            async for message in stream:
-                if message.code != messages.ACCEPTED:
-                    return message
-                accepted.set()
-                arrived.add(leader.to_bytes())
-        return None
-
-
-def _round_of_key(group_key: str) -> int | None:
-    _, found, bits = group_key.rpartition(".0b")
-    return int(bits, 2) if found and bits else None
 
 
 def _left(moment: float) -> float:

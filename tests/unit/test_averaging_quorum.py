@@ -110,6 +110,29 @@ def test_a_peer_that_was_left_out_is_awaited_only_where_the_quorum_needs_it(run:
     run(body())
 
 
+def test_a_peer_is_not_alone_while_peers_of_its_quorum_catch_up(run: Any) -> None:
+    """The peers of its last group have died; the one that was left out is half of the swarm."""
+
+    async def body() -> None:
+        swarm = Swarm(["a", "d"], quorum=Quorum(3, GRACE))
+
+        def see(left_out: bool) -> None:
+            for peer in swarm.peers.values():
+                late = swarm.member("d", entered=int(not left_out))._replace(left_out=left_out)
+                peer.set_members([swarm.member("a", entered=1), late])
+
+        see(left_out=True)
+        waiting = asyncio.ensure_future(swarm.meet("a"))
+        await asyncio.sleep(2.0)
+        assert not waiting.done()
+        see(left_out=False)
+        groups = await asyncio.gather(waiting, swarm.meet("d"))
+        assert all(names_of(group) == {"a", "d"} for group in groups)
+        assert asyncio.get_running_loop().time() < 2.0 + 10 * LATENCY
+
+    run(body())
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_a_round_has_one_group_however_peers_arrive(run: Any, seed: int) -> None:
     """Announcements of arrivals take up to a heartbeat, and reach each peer at another time."""

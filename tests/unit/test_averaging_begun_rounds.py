@@ -1,0 +1,156 @@
+"""Peers that reach a round whose group has begun without them, on a loop with a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+from hivemind.averaging.group_info import GroupInfo
+
+from rayhive.averaging.group_formation import RoundIsOver
+from rayhive.averaging.quorum import Quorum
+from tests.unit.group_formation_fakes import (
+    LATENCY,
+    PATIENCE,
+    WINDOW,
+    Swarm,
+    names_of,
+    run,
+)
+
+__all__ = ["run"]
+
+#: Duration of an all-reduce that outlasts every wait for peers [s].
+LONG = PATIENCE + 2 * WINDOW
+NAMES = ["a", "b", "c", "d", "e"]
+
+
+async def average(swarm: Swarm, name: str, seconds: float = LONG) -> GroupInfo:
+    """Take part in round 1 with an all-reduce that lasts for some time."""
+    group = await swarm.peers[name].meet(1, name.encode(), WINDOW, PATIENCE, 10 * LONG)
+    await asyncio.sleep(seconds)
+    swarm.peers[name].leave_behind(1)
+    return group
+
+
+def begin(swarm: Swarm, names: Collection[str]) -> list[asyncio.Future[GroupInfo]]:
+    """Let peers begin a group without the others, which are no members yet."""
+    for peer in swarm.peers.values():
+        peer.set_members([swarm.member(name, entered=1) for name in NAMES if name in names])
+    return [asyncio.ensure_future(average(swarm, name)) for name in names]
+
+
+@pytest.mark.parametrize("late", ["de", "ab", "ae", "abc"])
+@pytest.mark.parametrize("quorum", [None, Quorum(3, 1.0)])
+def test_late_peers_form_no_second_group(run: Any, late: str, quorum: Quorum | None) -> None:
+    """Also where they are the oldest, and would lead. They wait until the round is over."""
+
+    async def body() -> None:
+        swarm = Swarm(NAMES, quorum=quorum)
+        on_time = [name for name in NAMES if name not in late]
+        running = begin(swarm, on_time)
+        await asyncio.sleep(1.0)
+        for peer in swarm.peers.values():
+            peer.set_members([swarm.member(name, entered=1) for name in NAMES])
+        waiting = [asyncio.ensure_future(average(swarm, name)) for name in late]
+        groups = await asyncio.gather(*running)
+        assert all(names_of(group) == set(on_time) for group in groups)
+        assert asyncio.get_running_loop().time() == pytest.approx(LONG, abs=1.0)
+        for peer in swarm.peers.values():
+            peer.set_members([swarm.member(n, 1, int(n in on_time), 1) for n in NAMES])
+        for result in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(result, RoundIsOver)
+        assert asyncio.get_running_loop().time() < LONG + 2.0, "they learned it at once"
+
+    run(body())
+
+
+def test_late_peers_join_the_second_attempt_of_a_round(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(NAMES)
+        first = begin(swarm, "bcd")
+        await asyncio.sleep(1.0)
+        for peer in swarm.peers.values():
+            peer.set_members([swarm.member(name, entered=1) for name in NAMES])
+        late = [asyncio.ensure_future(average(swarm, name)) for name in "ae"]
+        await asyncio.sleep(LONG / 2)
+        for attempt in first:  # the all-reduce failed
+            attempt.cancel()
+        second = await asyncio.gather(*(average(swarm, name) for name in "bcd"), *late)
+        assert all(names_of(group) == set(NAMES) for group in second)
+        assert asyncio.get_running_loop().time() < LONG / 2 + LONG + 5.0
+
+    run(body())
+
+
+def test_late_peers_go_on_without_a_group_that_died(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(NAMES)
+        first = begin(swarm, "bcd")
+        await asyncio.sleep(1.0)
+        for peer in swarm.peers.values():
+            peer.set_members([swarm.member(name, entered=1) for name in NAMES])
+        late = [asyncio.ensure_future(average(swarm, name, 0.0)) for name in "ae"]
+        await asyncio.sleep(LONG / 2)
+        swarm.dead |= set("bcd")
+        for attempt in first:
+            attempt.cancel()
+        for peer in swarm.peers.values():
+            peer.set_members([swarm.member(name, entered=1) for name in "ae"])
+        groups = await asyncio.gather(*late)
+        assert all(names_of(group) == set("ae") for group in groups)
+        assert asyncio.get_running_loop().time() < LONG / 2 + 1.0 + 10 * LATENCY
+
+    run(body())
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_round_has_one_group_however_late_peers_are(run: Any, seed: int) -> None:
+    """Some come after the window, or while the others average. Announcements take up to 1 s."""
+
+    async def body() -> None:
+        rng = random.Random(seed)
+        names = [f"peer{index}" for index in range(rng.randint(3, 9))]
+        quorum = rng.choice([None, Quorum(rng.randint(1, len(names)), 1.0)])
+        swarm, lasts = Swarm(names, seed, quorum), rng.choice([0.2, WINDOW, LONG])
+        known: dict[str, dict[str, Any]] = {n: {} for n in names}
+        telling: list[asyncio.Future[None]] = []
+        begun: list[float] = []
+        gave_up: list[float] = []
+
+        def show(observer: str) -> None:
+            member = swarm.member
+            swarm.peers[observer].set_members(
+                [member(n, **known[observer].get(n, {"entered": 1})) for n in names]
+            )
+
+        async def tell(about: str, observer: str) -> None:
+            await asyncio.sleep(rng.uniform(0, 1.0))
+            known[observer][about] = {"round_": 1, "averaged": 1, "entered": 1}
+            show(observer)
+
+        async def one(name: str) -> GroupInfo | None:
+            await asyncio.sleep(rng.choice([rng.uniform(0, 1), rng.uniform(WINDOW, WINDOW + LONG)]))
+            try:
+                group = await average(swarm, name, lasts)
+                begun.append(asyncio.get_running_loop().time() - lasts)
+            except RoundIsOver:
+                return None
+            except asyncio.TimeoutError:
+                gave_up.append(asyncio.get_running_loop().time())
+                return None
+            telling.extend(asyncio.ensure_future(tell(name, n)) for n in names if n != name)
+            return group
+
+        for name in names:
+            show(name)
+        found = await asyncio.gather(*map(one, names))
+        await asyncio.gather(*telling)
+        assert len({group.group_id for group in found if group is not None}) <= 1
+        assert begun or len(gave_up) == len(names)
+        assert not begun or all(moment < min(begun) for moment in gave_up)
+
+    run(body())
