@@ -138,7 +138,22 @@ class Search:
         """Note the leader; windows begin anew with each leader."""
         if leader != self._leader:
             self._leader = leader
-            self._since = dict.fromkeys(self._since, asyncio.get_running_loop().time())
+            self._begin_windows()
+
+    def is_under_way(self, begun: bool) -> bool:
+        """Note whether other members have begun the round without this peer, and return it.
+
+        Once they have not, because their attempt failed, they have their windows to come.
+        """
+        if begun:
+            self.extend()
+        elif self.begun:
+            self._begin_windows()
+        self.begun = begun
+        return begun
+
+    def _begin_windows(self) -> None:
+        self._since = dict.fromkeys(self._since, asyncio.get_running_loop().time())
 
     def window_ends(self, peer: PeerID) -> float:
         """Return the time until which a peer is awaited."""

@@ -16,6 +16,10 @@ from hivemind.proto import averaging_pb2 as messages
 
 #: Pause before each question to one member, and between two words of a round under way [s].
 ASK_S = 1.0
+#: Questions to one member in the shortest wait for it.
+QUESTIONS = 4
+#: Members that are asked on once they have begun the round.
+ASKED_ON = 2
 
 
 @dataclass(eq=False)
@@ -26,18 +30,19 @@ class BegunRound:
         ask: Asks a member; returns the code of its answer. ``ACCEPTED`` says that it has begun the
             round, ``BAD_GROUP_KEY`` that it has ended it, which its announcement will say, too.
         changed: Called after each answer.
-        patience: Longest wait for an answer [s].
+        window: Shortest wait for a member, and longest for its answer [s].
         begun: Members that have begun the round, as they answered last.
     """
 
     ask: Callable[[PeerID], Awaitable[int]]
     changed: Callable[[], None]
-    patience: float
+    window: float
     begun: set[PeerID] = field(default_factory=set)
     _questions: dict[PeerID, asyncio.Task[None]] = field(default_factory=dict)
 
     def ask_about(self, members: Collection[PeerID]) -> None:
-        """Ask these members again and again, and no others."""
+        """Ask these members again and again, and no others; a few of them if some have begun."""
+        members = sorted(self.begun & set(members))[:ASKED_ON] or members
         for peer in self._questions.keys() - set(members):
             self._questions.pop(peer).cancel()
             self.begun.discard(peer)
@@ -46,10 +51,12 @@ class BegunRound:
 
     async def _ask_again(self, peer: PeerID) -> None:
         while True:
-            await asyncio.sleep(ASK_S)
+            await asyncio.sleep(min(ASK_S, self.window / QUESTIONS))
             code = messages.GROUP_DISBANDED
             with suppress(Exception):  # out of reach: it counts as if it had not begun
-                code = await asyncio.wait_for(self.ask(peer), self.patience)
+                code = await asyncio.wait_for(self.ask(peer), self.window)
+            if self._questions.get(peer) is not asyncio.current_task():
+                return  # wait_for may swallow a cancellation
             begun = code in (messages.ACCEPTED, messages.BAD_GROUP_KEY)
             (self.begun.add if begun else self.begun.discard)(peer)
             self.changed()

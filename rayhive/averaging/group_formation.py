@@ -28,6 +28,7 @@ without it is alone in this round.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -253,9 +254,7 @@ class GroupFormation:
             search.dismiss(keep={peer.to_bytes() for peer in roster})
         else:
             others.ask_about(search.unmet(roster))
-        search.begun = bool(others.begun)
-        if search.begun:
-            search.extend()
+        if search.is_under_way(bool(others.begun)):
             return None
         if search.awaited(roster) - set(search.followers):
             return None
@@ -286,6 +285,7 @@ class GroupFormation:
             code = messages.ACCEPTED if begun else messages.GROUP_DISBANDED
             yield messages.MessageFromLeader(code=code)
             return
+        told = -math.inf
         while self._search is None or self._search.round != round_:
             left = ends - loop.time()
             if round_ is None or round_ <= self._past or left <= 0:
@@ -293,8 +293,10 @@ class GroupFormation:
                 return
             change = self._changes.next_change()
             if self._has_begun(round_):
-                yield messages.MessageFromLeader(code=messages.ACCEPTED)
-                left = min(left, ASK_S)
+                if loop.time() >= told + ASK_S:
+                    told = loop.time()
+                    yield messages.MessageFromLeader(code=messages.ACCEPTED)
+                left = min(left, told + ASK_S - loop.time())
             await wait_at_most(change, left)
         search = self._search
         follower = Follower(request, loop.create_future())

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2 as messages
 
+from rayhive.averaging.begun_rounds import ASK_S, ASKED_ON, BegunRound
 from rayhive.averaging.group_formation import RoundIsOver
 from rayhive.averaging.quorum import Quorum
 from tests.unit.group_formation_fakes import (
@@ -28,9 +31,11 @@ LONG = PATIENCE + 2 * WINDOW
 NAMES = ["a", "b", "c", "d", "e"]
 
 
-async def average(swarm: Swarm, name: str, seconds: float = LONG) -> GroupInfo:
+async def average(
+    swarm: Swarm, name: str, seconds: float = LONG, window: float = WINDOW
+) -> GroupInfo:
     """Take part in round 1 with an all-reduce that lasts for some time."""
-    group = await swarm.peers[name].meet(1, name.encode(), WINDOW, PATIENCE, 10 * LONG)
+    group = await swarm.peers[name].meet(1, name.encode(), window, PATIENCE, 10 * LONG)
     await asyncio.sleep(seconds)
     swarm.peers[name].leave_behind(1)
     return group
@@ -45,7 +50,10 @@ def begin(swarm: Swarm, names: Collection[str]) -> list[asyncio.Future[GroupInfo
 
 @pytest.mark.parametrize("late", ["de", "ab", "ae", "abc"])
 @pytest.mark.parametrize("quorum", [None, Quorum(3, 1.0)])
-def test_late_peers_form_no_second_group(run: Any, late: str, quorum: Quorum | None) -> None:
+@pytest.mark.parametrize("window", [0.5, WINDOW])
+def test_late_peers_form_no_second_group(
+    run: Any, late: str, quorum: Quorum | None, window: float
+) -> None:
     """Also where they are the oldest, and would lead. They wait until the round is over."""
 
     async def body() -> None:
@@ -55,7 +63,7 @@ def test_late_peers_form_no_second_group(run: Any, late: str, quorum: Quorum | N
         await asyncio.sleep(1.0)
         for peer in swarm.peers.values():
             peer.set_members([swarm.member(name, entered=1) for name in NAMES])
-        waiting = [asyncio.ensure_future(average(swarm, name)) for name in late]
+        waiting = [asyncio.ensure_future(average(swarm, name, window=window)) for name in late]
         groups = await asyncio.gather(*running)
         assert all(names_of(group) == set(on_time) for group in groups)
         assert asyncio.get_running_loop().time() == pytest.approx(LONG, abs=1.0)
@@ -103,6 +111,50 @@ def test_late_peers_go_on_without_a_group_that_died(run: Any) -> None:
         groups = await asyncio.gather(*late)
         assert all(names_of(group) == set("ae") for group in groups)
         assert asyncio.get_running_loop().time() < LONG / 2 + 1.0 + 10 * LATENCY
+
+    run(body())
+
+
+def test_a_late_leader_asks_few_of_many_members(run: Any) -> None:
+    async def body() -> None:
+        asked: list[PeerID] = []
+
+        async def ask(member: PeerID) -> int:
+            asked.append(member)
+            return int(messages.ACCEPTED)
+
+        members = [PeerID(bytes([index])) for index in range(64)]
+        begun = BegunRound(ask, lambda: begun.ask_about(members), WINDOW)
+        begun.ask_about(members)
+        await asyncio.sleep(10.5 * ASK_S)
+        begun.ask_about(())
+        assert len(asked) <= len(members) + 10 * ASKED_ON
+        assert set(asked[-ASKED_ON:]) <= set(members)
+
+    run(body())
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_question_ends_although_its_cancellation_crosses_the_answer(run: Any, steps: int) -> None:
+    async def body() -> None:
+        asked: list[PeerID] = []
+        ending: list[asyncio.Future[None]] = []
+
+        async def end() -> None:
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            begun.ask_about(())
+
+        async def ask(member: PeerID) -> int:
+            asked.append(member)
+            ending.append(asyncio.ensure_future(end()))
+            await asyncio.sleep(0)
+            return int(messages.ACCEPTED)
+
+        begun = BegunRound(ask, changed=lambda: None, window=WINDOW)
+        begun.ask_about([PeerID(b"a")])
+        await asyncio.sleep(10 * ASK_S)
+        assert (len(asked), begun.begun) == (1, set())
 
     run(body())
 
