@@ -26,7 +26,7 @@ from hivemind.utils import MPFuture, get_dht_time
 from rayhive.averaging import transport
 from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.allreduce_groups import AllReduceGroups
-from rayhive.averaging.matchmaking import LiveMatchmaking, round_of
+from rayhive.averaging.matchmaking import LiveMatchmaking
 from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.member_news import MemberNews
 from rayhive.averaging.outlier_filter import OutlierFilter
@@ -278,8 +278,7 @@ class MeasuredAverager(DecentralizedAverager):
                 with contextlib.suppress(*ENDED):
                     await self._step(step=step, future_for_init=attached)
             finally:
-                if (round_ := round_of(step)) is not None:
-                    self._matchmaking.group_formation.leave_behind(round_)
+                self._matchmaking.leave(step)
                 self.rounds.end_step(trace)
 
     def _register_allreduce_group(self, group_info: GroupInfo) -> AbstractContextManager[None]:

@@ -18,8 +18,6 @@ from hivemind.proto import averaging_pb2 as messages
 ASK_S = 1.0
 #: Questions to one member in the shortest wait for it.
 QUESTIONS = 4
-#: Members that are asked on once they have begun the round.
-ASKED_ON = 2
 
 
 @dataclass(eq=False)
@@ -41,8 +39,8 @@ class BegunRound:
     _questions: dict[PeerID, asyncio.Task[None]] = field(default_factory=dict)
 
     def ask_about(self, members: Collection[PeerID]) -> None:
-        """Ask these members again and again, and no others; a few of them if some have begun."""
-        members = sorted(self.begun & set(members))[:ASKED_ON] or members
+        """Ask these members again and again, and no others; one is enough that has begun."""
+        members = sorted(self.begun & set(members))[:1] or members
         for peer in self._questions.keys() - set(members):
             self._questions.pop(peer).cancel()
             self.begun.discard(peer)

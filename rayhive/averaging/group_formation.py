@@ -148,7 +148,8 @@ class GroupFormation:
         expected, live = self._expected(search.round), self._live
         search.note_arrivals(expected, live)
         awaited = [member for member in expected if member.peer_id not in search.absent]
-        return search.has_time(awaited + self._catching_up(search, 1 + len(awaited)))
+        there = 1 + sum(member.peer_id not in search.missing for member in awaited)
+        return search.has_time(awaited + self._catching_up(search, there))
 
     def _catching_up(self, search: Search, there: int) -> list[Member]:
         """Return the members left out that a quorum needs, besides those that are there."""
@@ -201,6 +202,7 @@ class GroupFormation:
                         await wait_at_most(change, _left(search.next_look(roster)))
                 else:
                     others.ask_about(())
+                    search.begun = False
                     search.dismiss()
                     group = await self._follow(search, roster[0])
                 if group is not None:
@@ -236,11 +238,11 @@ class GroupFormation:
         round_, missing = search.round, set(search.missing)
         if self._was_met(round_):
             raise RoundIsOver(f"round {round_} is over: other peers averaged without this one")
+        if len(roster) == 1 and self.quorum is not None and self._catching_up(search, 1):
+            return
         if missing and len(roster) == 1:
             raise asyncio.TimeoutError(f"{PeerID(missing.pop())} did not reach round {round_}")
         if len(roster) == 1 or (self.client_mode and roster[0] == self.own):
-            if self.quorum is not None and self._catching_up(search, len(roster)):
-                return
             raise NoOtherPeers(f"no other peer takes part in round {round_}")
 
     def _assemble(
@@ -280,10 +282,8 @@ class GroupFormation:
         if request.schema_hash != self.schema_hash:
             yield messages.MessageFromLeader(code=messages.BAD_SCHEMA_HASH)
             return
-        if round_ is not None and round_ > self._past and not request.expiration:
-            begun = self._has_begun(round_)
-            code = messages.ACCEPTED if begun else messages.GROUP_DISBANDED
-            yield messages.MessageFromLeader(code=code)
+        if not request.expiration:
+            yield messages.MessageFromLeader(code=self._how_far(round_))
             return
         told = -math.inf
         while self._search is None or self._search.round != round_:
@@ -325,6 +325,12 @@ class GroupFormation:
             if search.followers.get(remote.to_bytes()) is follower:
                 del search.followers[remote.to_bytes()]
                 self._changes.notify()
+
+    def _how_far(self, round_: int | None) -> int:
+        """Return the answer to a question, see :class:`BegunRound`."""
+        if round_ is None or round_ <= self._past:
+            return int(messages.BAD_GROUP_KEY)
+        return int(messages.ACCEPTED if self._has_begun(round_) else messages.GROUP_DISBANDED)
 
     def _has_begun(self, round_: int) -> bool:
         """Return whether this peer's group of a round has begun, and its round is not over."""
@@ -369,11 +375,9 @@ class GroupFormation:
             return None
         if message.code == messages.BAD_SCHEMA_HASH:
             raise DifferentTensors(f"{leader} averages tensors of other shapes or types")
-        if message.code != messages.BEGIN_ALLREDUCE:
-            if self.pairing is not None:  # its announcement that it has ended the round follows
-                await wait_at_most(self._changes.next_change(), ASK_AGAIN_S)
-                return None
-            raise RoundIsOver(f"round {search.round} is over for its leader {leader}")
+        if message.code != messages.BEGIN_ALLREDUCE:  # it has ended the round, and will announce it
+            await wait_at_most(self._changes.next_change(), ASK_AGAIN_S)
+            return None
         ids = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
         return GroupInfo(message.group_id, ids, tuple(message.gathered))
 

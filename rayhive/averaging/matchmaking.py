@@ -15,7 +15,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from rayhive.averaging.allreduce_groups import AllReduceGroups
-from rayhive.averaging.group_formation import GroupFormation
+from rayhive.averaging.group_formation import GroupFormation, RoundIsOver
 from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.pairing import Pairing
 from rayhive.averaging.quorum import Quorum
@@ -74,6 +74,7 @@ class LiveMatchmaking(Matchmaking):
         self._groups, self._announce, self._link_to = groups, announce, link_to
         self._knows_members = False
         self._patience: float | None = None
+        self._missed: int | None = None
 
     def set_members(self, members: Sequence[Member], patience: float | None = None) -> None:
         """Set the peers that take part in the run.
@@ -98,7 +99,7 @@ class LiveMatchmaking(Matchmaking):
     async def look_for_group(self, step: StepControl) -> GroupInfo | None:
         """Return the group of a step, or None; record the time of the search."""
         round_, longest = round_of(step), cast("float", step.get_timeout())
-        group = None
+        group = self._missed = None
         meets = self._knows_members and round_ is not None
         if meets:
             await step.wait_for_trigger()
@@ -119,6 +120,9 @@ class LiveMatchmaking(Matchmaking):
         except asyncio.TimeoutError:
             if meets:  # time in which other peers computed is not for further attempts
                 _shorten(step, self.group_formation.patience_left)
+        except RoundIsOver:
+            self._missed = round_
+            raise
         finally:
             trace = TRACE.get()
             if trace is not None:
@@ -129,6 +133,16 @@ class LiveMatchmaking(Matchmaking):
             trace.groups.append(group.group_id)
             self._groups.expect(group.group_id)
         return group
+
+    def leave(self, step: StepControl) -> None:
+        """Note that this peer's part in the round of a step is over.
+
+        It is not in a round that began without this peer: if that group dies, this peer comes to
+        the same round again, and others can join it.
+        """
+        round_ = round_of(step)
+        if round_ is not None and round_ != self._missed:
+            self.group_formation.leave_behind(round_)
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext

@@ -144,8 +144,14 @@ def test_an_absent_member_is_awaited_for_its_window_and_misses_the_round(run: An
         groups = await asyncio.gather(swarm.meet("a"), swarm.meet("b"))
         assert all(names_of(group) == {"a", "b"} for group in groups)
         assert WINDOW <= asyncio.get_running_loop().time() < WINDOW + 10 * LATENCY
+        late = asyncio.ensure_future(swarm.meet("c"))
+        await asyncio.sleep(1.0)
+        assert not late.done(), "the group may have failed"
+        members = [swarm.member("a", 1, 1), swarm.member("b", 1, 1), swarm.member("c")]
+        swarm.peers["c"].set_members(members)
         with pytest.raises(RoundIsOver):
-            await swarm.meet("c")
+            await late
+        assert asyncio.get_running_loop().time() < WINDOW + 1.0 + 10 * LATENCY
 
     run(body())
 

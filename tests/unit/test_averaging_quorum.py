@@ -133,6 +133,27 @@ def test_a_peer_is_not_alone_while_peers_of_its_quorum_catch_up(run: Any) -> Non
     run(body())
 
 
+def test_a_leader_that_hangs_does_not_end_the_wait_for_a_quorum(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b", "c"], quorum=Quorum(2, GRACE))
+        swarm.dead.add("a")
+
+        def see(left_out: bool) -> None:
+            for peer in swarm.peers.values():
+                late = swarm.member("c", entered=int(not left_out))._replace(left_out=left_out)
+                peer.set_members([*(swarm.member(n, entered=1) for n in "ab"), late])
+
+        see(left_out=True)
+        waiting = asyncio.ensure_future(swarm.meet("b"))
+        await asyncio.sleep(LONGEST / 2)
+        assert not waiting.done()
+        see(left_out=False)
+        groups = await asyncio.gather(waiting, swarm.meet("c"))
+        assert all(names_of(group) == {"b", "c"} for group in groups)
+
+    run(body())
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_a_round_has_one_group_however_peers_arrive(run: Any, seed: int) -> None:
     """Announcements of arrivals take up to a heartbeat, and reach each peer at another time."""
