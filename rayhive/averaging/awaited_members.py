@@ -123,10 +123,6 @@ class Search:
         """Return the smallest size of a group among this many live peers."""
         return SMALLEST_GROUP if self.quorum is None else self.quorum.size(live)
 
-    def extend(self) -> None:
-        """Begin the patience anew."""
-        self._extends = True
-
     def forgive(self, known: dict[bytes, Member]) -> None:
         """Stop treating a leader as missing once there is news of it."""
         for peer, then in list(self.missing.items()):
@@ -140,17 +136,16 @@ class Search:
             self._leader = leader
             self._begin_windows()
 
-    def is_under_way(self, begun: bool) -> bool:
-        """Note whether other members have begun the round without this peer, and return it.
+    def note_begun(self, begun: bool) -> None:
+        """Note whether other members have begun the round without this peer.
 
-        Once they have not, because their attempt failed, they have their windows to come.
+        While they have, the patience begins anew. After their attempt failed, the windows do.
         """
         if begun:
-            self.extend()
+            self._extends = True
         elif self.begun:
             self._begin_windows()
         self.begun = begun
-        return begun
 
     def _begin_windows(self) -> None:
         self._since = dict.fromkeys(self._since, asyncio.get_running_loop().time())

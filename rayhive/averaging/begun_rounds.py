@@ -1,4 +1,4 @@
-"""Questions of a leader to members that do not join: whether they have begun the round without it.
+"""Questions of a leader to members that do not join its group: have they begun the round?
 
 A group does not name its round to the peers that it was formed without. A peer that comes late and
 leads might therefore begin a second group with other late peers, and replicas would differ.
@@ -22,7 +22,7 @@ QUESTIONS = 4
 
 @dataclass(eq=False)
 class BegunRound:
-    """What the members of a round answer to the peer that leads it.
+    """Answers of a round's members to the peer that leads it.
 
     Attributes:
         ask: Asks a member; returns the code of its answer. ``ACCEPTED`` says that it has begun the

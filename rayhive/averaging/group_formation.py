@@ -256,7 +256,8 @@ class GroupFormation:
             search.dismiss(keep={peer.to_bytes() for peer in roster})
         else:
             others.ask_about(search.unmet(roster))
-        if search.is_under_way(bool(others.begun)):
+        search.note_begun(bool(others.begun))
+        if search.begun:
             return None
         if search.awaited(roster) - set(search.followers):
             return None

@@ -58,7 +58,7 @@ class JoinRequests:
                 if message.code != messages.ACCEPTED:
                     return message
                 if accepted.is_set():
-                    search.is_under_way(True)
+                    search.note_begun(True)
                 accepted.set()
                 search.arrived.add(leader.to_bytes())
         return None

@@ -28,7 +28,8 @@ __all__ = ["run"]
 
 #: Duration of an all-reduce that outlasts every wait for peers [s].
 LONG = PATIENCE + 2 * WINDOW
-NAMES = ["a", "b", "c", "d", "e"]
+EVERYBODY = "abcde"
+NAMES = list(EVERYBODY)
 
 
 async def average(
@@ -41,11 +42,13 @@ async def average(
     return group
 
 
-def begin(swarm: Swarm, names: Collection[str]) -> list[asyncio.Future[GroupInfo]]:
-    """Let peers begin a group without the others, which are no members yet."""
-    for peer in swarm.peers.values():
-        peer.set_members([swarm.member(name, entered=1) for name in NAMES if name in names])
-    return [asyncio.ensure_future(average(swarm, name)) for name in names]
+async def begin(swarm: Swarm, names: Collection[str]) -> list[asyncio.Future[GroupInfo]]:
+    """Let peers begin a group, 1 s before all others are known to have reached the round."""
+    swarm.all_see_arrivals(list(names), EVERYBODY)
+    running = [asyncio.ensure_future(average(swarm, name)) for name in names]
+    await asyncio.sleep(1.0)
+    swarm.all_see_arrivals(NAMES, EVERYBODY)
+    return running
 
 
 @pytest.mark.parametrize("late", ["de", "ab", "ae", "abc"])
@@ -59,10 +62,7 @@ def test_late_peers_form_no_second_group(
     async def body() -> None:
         swarm = Swarm(NAMES, quorum=quorum)
         on_time = [name for name in NAMES if name not in late]
-        running = begin(swarm, on_time)
-        await asyncio.sleep(1.0)
-        for peer in swarm.peers.values():
-            peer.set_members([swarm.member(name, entered=1) for name in NAMES])
+        running = await begin(swarm, on_time)
         waiting = [asyncio.ensure_future(average(swarm, name, window=window)) for name in late]
         groups = await asyncio.gather(*running)
         assert all(names_of(group) == set(on_time) for group in groups)
@@ -79,10 +79,7 @@ def test_late_peers_form_no_second_group(
 def test_late_peers_join_the_second_attempt_of_a_round(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(NAMES)
-        first = begin(swarm, "bcd")
-        await asyncio.sleep(1.0)
-        for peer in swarm.peers.values():
-            peer.set_members([swarm.member(name, entered=1) for name in NAMES])
+        first = await begin(swarm, "bcd")
         late = [asyncio.ensure_future(average(swarm, name)) for name in "ae"]
         await asyncio.sleep(LONG / 2)
         for attempt in first:  # the all-reduce failed
@@ -97,17 +94,13 @@ def test_late_peers_join_the_second_attempt_of_a_round(run: Any) -> None:
 def test_late_peers_go_on_without_a_group_that_died(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(NAMES)
-        first = begin(swarm, "bcd")
-        await asyncio.sleep(1.0)
-        for peer in swarm.peers.values():
-            peer.set_members([swarm.member(name, entered=1) for name in NAMES])
+        first = await begin(swarm, "bcd")
         late = [asyncio.ensure_future(average(swarm, name, 0.0)) for name in "ae"]
         await asyncio.sleep(LONG / 2)
         swarm.dead |= set("bcd")
         for attempt in first:
             attempt.cancel()
-        for peer in swarm.peers.values():
-            peer.set_members([swarm.member(name, entered=1) for name in "ae"])
+        swarm.all_see_arrivals(list("ae"), EVERYBODY)
         groups = await asyncio.gather(*late)
         assert all(names_of(group) == set("ae") for group in groups)
         assert asyncio.get_running_loop().time() < LONG / 2 + 1.0 + 10 * LATENCY
@@ -121,8 +114,7 @@ def test_late_peers_average_a_round_that_the_others_gave_up(run: Any, late: str)
         swarm, on_time = Swarm(NAMES), [name for name in NAMES if name not in late]
         for name in on_time:  # their all-reduce has failed, and their announcement is on its way
             swarm.peers[name].leave_behind(1)
-        for peer in swarm.peers.values():
-            peer.set_members([swarm.member(name, entered=1) for name in NAMES])
+        swarm.all_see_arrivals(NAMES, EVERYBODY)
         waiting = [asyncio.ensure_future(average(swarm, name, 0.0)) for name in late]
         await asyncio.sleep(4.0)
         assert not any(task.done() for task in waiting)
@@ -150,10 +142,7 @@ def test_a_peer_that_reaches_no_member_of_the_group_hears_of_it_from_others(run:
             return await reach(leader, request)
 
         swarm.peers["e"].ask = cut
-        running = begin(swarm, "acd")
-        await asyncio.sleep(1.0)
-        for peer in swarm.peers.values():
-            peer.set_members([swarm.member(name, entered=1) for name in NAMES])
+        running = await begin(swarm, "acd")
         late = [asyncio.ensure_future(average(swarm, name)) for name in "be"]
         await asyncio.gather(*running)
         for peer in swarm.peers.values():
