@@ -115,13 +115,14 @@ class ProgressView:
             return max(view.newest_averaged(), view.newest_round() - 1) >= round_
 
     def was_met(self, round_: int) -> bool:
-        """Return whether peers that take part have averaged a round's gradients in a group."""
-        own = self.view.own.peer_id
+        """Return whether peers that live have averaged a round's gradients in a group.
+
+        They may be on a break since.
+        """
         if self.several_groups:
             return False
         with self.view.lock:
-            others = [p for p in self.view.participants() if p.peer_id != own]
-            return any(p.met_averaged >= round_ for p in others)
+            return any(p.met_averaged >= round_ for p in self.view.company())
 
     def wait_until_met(
         self, round_: int, timeout: float, check: Callable[[], None] = lambda: None
@@ -139,7 +140,7 @@ class ProgressView:
             Whether they have.
         """
         with self.view.lock:
-            self._wait(lambda: self.was_met(round_) or not self.view.has_company(), timeout, check)
+            self._wait(lambda: self.was_met(round_) or not self.view.company(), timeout, check)
             return self.was_met(round_)
 
     def wait_until_due(self, check: Callable[[], None] = lambda: None) -> bool:

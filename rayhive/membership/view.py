@@ -329,9 +329,9 @@ class MembershipView:
         company = self._company(self.alive())
         return max((p.averaged for p in company if not p.client_mode), default=0)
 
-    def has_company(self) -> bool:
-        """Return whether another live peer takes part in the run, or is on a break."""
-        return bool(self._company(self.alive()))
+    def company(self) -> list[Heartbeat]:
+        """Return the other live peers that take part in the run, or are on a break."""
+        return self._company(self.alive())
 
     def _company(self, alive: list[Heartbeat]) -> list[Heartbeat]:
         own = self.own.peer_id

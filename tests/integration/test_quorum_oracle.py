@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.swarm_helpers import call
 from tests.integration.test_local_steps import BATCHES, batch, start, values
-from tests.integration.toy import FAST, dht_of_peer, meet_at, stay_in_rounds
+from tests.integration.toy import FAST, dht_of_peer, meet_at, stay_in_rounds, step_out
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 
@@ -92,6 +92,7 @@ def train(folder: str, peer: int, peers: int, options: dict[str, Any]) -> dict[s
         time.sleep(LATE_S if peer == LATE else FAST_S)
         optimizer.step(batch_size=BATCHES[peer])
         trace.append((optimizer.local_epoch, values(common_parameters(optimizer))))
+    step_out(optimizer)
     meet_at(place, "end", peer, peers)
     optimizer.shutdown()
     dht.shutdown()

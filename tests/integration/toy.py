@@ -141,6 +141,17 @@ def stay_in_rounds() -> None:
     progress_tracker.BREAK_S = progress_tracker.SILENCE_S = 60.0
 
 
+def step_out(optimizer: Any) -> None:
+    """Begin a break, whatever :func:`stay_in_rounds` said: this peer has done its rounds.
+
+    Otherwise a peer that is still in a round waits for this one, until it counts as a straggler.
+    """
+    from rayhive.membership import progress_tracker
+
+    progress_tracker.BREAK_S = 0.0
+    optimizer.end_batch()
+
+
 def share_address(strategy: Any, folder: Path) -> None:
     """Let the other peers of a test find the first one through a folder that they share."""
     _publish(strategy.addresses, folder)

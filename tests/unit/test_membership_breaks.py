@@ -113,11 +113,20 @@ def test_a_round_is_missed_when_other_peers_have_averaged_it(
     assert tracker.swarm.has_missed(4, timeout=5.0) is missed
 
 
-@pytest.mark.parametrize(("met", "over"), [(3, False), (4, True)])
+@pytest.mark.parametrize(
+    ("met", "now", "over"),
+    [
+        (3, {}, False),
+        (4, {}, True),
+        (4, {"takes_part": False, "away": True}, True),
+        (4, {"takes_part": False}, False),
+    ],
+    ids=["not met", "takes part", "on a break", "left"],
+)
 def test_a_round_is_over_when_other_peers_have_averaged_it_in_a_group(
-    tracker: LiveProgressTracker, met: int, over: bool
+    tracker: LiveProgressTracker, met: int, now: dict[str, Any], over: bool
 ) -> None:
-    heard(tracker, "a", round=4, averaged=4, met_averaged=met)
+    heard(tracker, "a", round=4, averaged=4, met_averaged=met, **now)
     assert tracker.swarm.was_met(4) is over
 
 
