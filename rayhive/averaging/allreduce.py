@@ -209,8 +209,8 @@ class MeasuredAllReduce(AllReduceRunner):
             if self.should_delay_results(self.peer_id):
                 await all_sent.wait()
             answers = numbered(averages(in_time(stream, self.reducer_timeout)))
-            codec, prefetch = container.compression, container.prefetch
-            async for average in in_threads(decoded, answers, codec, prefetch):
+            at_once, prefetch = container.at_once, container.prefetch
+            async for average in in_threads(decoded, answers, at_once, prefetch):
                 container.register_processed_part(at, averaged, average)
                 averaged += 1
             if averaged != expected:
@@ -277,9 +277,9 @@ class MeasuredAllReduce(AllReduceRunner):
             index, message = received
             return message, container.decoded(self._own, index, message.tensor_part)
 
-        parts, codec, prefetch = numbered(stream), container.compression, container.prefetch
+        parts, at_once, prefetch = numbered(stream), container.at_once, container.prefetch
         try:
-            async for message, part in in_threads(decoded, parts, codec, prefetch):
+            async for message, part in in_threads(decoded, parts, at_once, prefetch):
                 try:
                     average = await reducer.accumulate_part(
                         sender_index, answered, part, weight=message.weight

@@ -76,11 +76,15 @@ class Answers:
 
     def _begin(self, index: int, average: torch.Tensor) -> asyncio.Future[EncodedAverage]:
         loop = asyncio.get_running_loop()
-        if not is_plain(average, self._parts.compression):
+        plain = is_plain(average, self._parts.compression)
+        if not (plain or self._parts.at_once):
             return loop.run_in_executor(None, self._encode, index, average)
         future = loop.create_future()
-        part = self._parts.encoded(self._own, index, average, AVERAGE)
-        future.set_result(EncodedAverage(part, average))
+        if plain:
+            part = self._parts.encoded(self._own, index, average, AVERAGE)
+            future.set_result(EncodedAverage(part, average))
+        else:
+            future.set_result(self._encode(index, average))
         return future
 
     def _encode(self, index: int, average: torch.Tensor) -> EncodedAverage:

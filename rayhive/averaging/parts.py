@@ -98,17 +98,17 @@ async def as_protobuf(
 
 
 async def in_threads(
-    work: Callable[[T], R], items: AsyncIterator[T], codec: CompressionBase, prefetch: int
+    work: Callable[[T], R], items: AsyncIterator[T], at_once: bool, prefetch: int
 ) -> AsyncGenerator[R, None]:
-    """Apply a codec's work to each item: in threads, or at once if there is nothing to compute.
+    """Apply a codec's work to each item, in threads or at once.
 
     Args:
         work: Encodes or decodes an item.
         items: The items.
-        codec: The codec.
+        at_once: Whether the event loop does the work.
         prefetch: Number of items to work on ahead.
     """
-    if type(codec) is NoCompression:
+    if at_once:
         async for item in items:
             yield work(item)
     else:

@@ -19,6 +19,10 @@ from rayhive.membership.links.wire import Buffer
 
 #: Codec of tensors that are sent as they are.
 _EXACT = NoCompression()
+#: Elements that a codec encodes in about a millisecond. A part of fewer is encoded and decoded by
+#: the event loop: to pass it to a thread and back takes half as long, and longer where all
+#: processors are in use.
+FEW = 1 << 17
 
 
 def codecs_of(
@@ -104,6 +108,7 @@ class TensorParts:
         averaged_size: Elements that were replaced by averages so far.
         failed_size: Elements that were not averaged.
         num_parts_by_peer: Number of parts that each member reduces.
+        at_once: Whether the event loop encodes and decodes the parts, and not a thread.
     """
 
     def __init__(
@@ -124,6 +129,8 @@ class TensorParts:
         self.averaged_size = self.failed_size = 0
         self.num_parts_by_peer = tuple(len(parts) for parts in partition)
         self._partition, self._infos, self._alpha = partition, infos, alpha
+        parts = (sum(map(len, part)) for parts in partition for part in parts)
+        self.at_once = type(compression) is NoCompression or max(parts, default=0) <= FEW
         self._codecs = codecs_of(tensors, compression, exact)
         # Views; copies of tensors that are not contiguous, such as weights in channels_last.
         self._flat = [tensor.detach().reshape(-1) for tensor in tensors]
@@ -228,7 +235,7 @@ class TensorParts:
         def sent(index: int) -> Part:
             return self.sent(peer, index, chunks)
 
-        async for part in in_threads(sent, indices, self.compression, self.prefetch):
+        async for part in in_threads(sent, indices, self.at_once, self.prefetch):
             yield part
 
     @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
+from rayhive.averaging import tensor_parts
 from rayhive.averaging.allreduce import ABSENT, MeasuredAllReduce
 from rayhive.averaging.answers import AVERAGE, HANGS_UP
 from rayhive.averaging.round_result import RoundResult
@@ -46,6 +48,31 @@ def test_all_members_get_the_same_average_to_the_bit(peers: int, codec: str) -> 
             assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("codec", CODECS_WITHOUT_THRESHOLD)
+def test_small_parts_are_encoded_by_the_event_loop_and_large_ones_by_threads(
+    monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    encode, threads = tensor_parts.encode, set()
+
+    def noted(*args: Any) -> Any:
+        threads.add(threading.current_thread())
+        return encode(*args)
+
+    async def sent(few: int) -> list[int]:
+        monkeypatch.setattr(tensor_parts, "FEW", few)
+        runners = loopback(3, codec)
+        first, *rest = await average(runners)
+        for other in rest:
+            assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+        return [runner.sent_bytes for runner in runners]
+
+    monkeypatch.setattr(tensor_parts, "encode", noted)
+    by_loop = asyncio.run(sent(few=30_000))
+    assert threads == {threading.main_thread()}
+    assert asyncio.run(sent(few=100)) == by_loop
+    assert (len(threads) > 1) is (codec != "none")
 
 
 @pytest.mark.parametrize("peers", [1, 2, 3])
