@@ -17,7 +17,7 @@ class OneSwarm(LoadScopeScheduling):
     """Run one integration test at a time, because a swarm needs the machine.
 
     They are one scope, which is the largest and therefore goes to the first worker. Every other
-    test is a scope of its own, and runs in a worker that is free.
+    file is a scope of its own, with its fixtures, and runs in a worker that is free.
     """
 
     @property
@@ -26,7 +26,7 @@ class OneSwarm(LoadScopeScheduling):
         return sorted(super().nodes, key=lambda node: str(node.gateway.id))
 
     def _split_scope(self, nodeid: str) -> str:
-        return "integration" if nodeid.startswith("tests/integration/") else nodeid
+        return "integration" if nodeid.startswith("tests/integration/") else nodeid.split("::")[0]
 
 
 def give_way(worker: str) -> None:

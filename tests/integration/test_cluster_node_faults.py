@@ -25,6 +25,7 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.slow
 def test_a_straggler_and_held_memory_end_with_the_replicate(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from rayhive.baselines import elastic
@@ -41,6 +42,7 @@ def exchange(rank: int, store: str, folder: Path) -> None:
     os._exit(0 if (restored.round, content) == (5, b"state") else 3)
 
 
+@pytest.mark.slow
 def test_members_wait_for_a_checkpoint_longer_than_for_a_collective(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     members = []

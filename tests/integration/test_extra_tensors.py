@@ -93,7 +93,13 @@ def one_of_two(folder: str, peer: int, way: str) -> dict[str, Any]:
     return {"rounds": rounds, "ends": ends, "global_step": module.trainer.global_step}
 
 
-@pytest.mark.parametrize("way", WAYS)
+#: The others are for a quick run; all are in the long one.
+SLOW = ("offload", "pairs", "delay state", "every round, offload", "every round, delay state")
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in WAYS]
+)
 def test_the_documented_buffers_are_averaged(tmp_path: Path, way: str) -> None:
     children = [call(one_of_two, folder=str(tmp_path), peer=p, way=way) for p in (0, 1)]
     first, second = (child.result() for child in children)

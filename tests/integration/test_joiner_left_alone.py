@@ -137,7 +137,11 @@ def joins(folder: str, other: int, known: bool) -> str:
 
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
-    ("known", "text"), [(True, "the state of the run is lost"), (False, "died while this one")]
+    ("known", "text"),
+    [
+        pytest.param(True, "the state of the run is lost", marks=pytest.mark.slow),
+        (False, "died while this one"),
+    ],
 )
 def test_a_peer_that_met_the_others_just_before_they_died_does_not_begin_anew(
     tmp_path: Path, known: bool, text: str

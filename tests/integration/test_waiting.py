@@ -202,6 +202,7 @@ def assert_samples_conserved(told: list[dict[str, Any]]) -> None:
         assert entered == of(peer, "transition")[-1]["computed"], story(told)
 
 
+@pytest.mark.slow
 def test_a_peer_that_computes_is_waited_for_whatever_the_window() -> None:
     told = swarm(
         [{"batch_s": 1.0}, {"batch_s": 1.1}, {"batch_s": 1.2}],

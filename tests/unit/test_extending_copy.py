@@ -59,6 +59,7 @@ def extended(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.timeout(600)  # the tests of several files, while a swarm may have the machine
 def test_they_work_and_pass_the_tests_that_the_page_names(extended: Path) -> None:
     named = {
         path
@@ -73,6 +74,6 @@ def test_they_work_and_pass_the_tests_that_the_page_names(extended: Path) -> Non
         env={**os.environ, "PYTHONPATH": str(extended)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=540,
     )
     assert done.returncode == 0, done.stdout + done.stderr
