@@ -11,13 +11,16 @@ from xdist.scheduler import LoadScopeScheduling
 
 #: The worker that runs the integration tests.
 FIRST = "gw0"
+#: Files whose fixtures take long, and are made by one worker.
+TOGETHER = ("tests/unit/test_bad_input.py", "tests/unit/test_docs_commands.py")
 
 
 class OneSwarm(LoadScopeScheduling):
     """Run one integration test at a time, because a swarm needs the machine.
 
     They are one scope, which is the largest and therefore goes to the first worker. Every other
-    file is a scope of its own, with its fixtures, and runs in a worker that is free.
+    test is a scope of its own, and runs in a worker that is free; so is each file of
+    :data:`TOGETHER`.
     """
 
     @property
@@ -26,7 +29,10 @@ class OneSwarm(LoadScopeScheduling):
         return sorted(super().nodes, key=lambda node: str(node.gateway.id))
 
     def _split_scope(self, nodeid: str) -> str:
-        return "integration" if nodeid.startswith("tests/integration/") else nodeid.split("::")[0]
+        if nodeid.startswith("tests/integration/"):
+            return "integration"
+        file = nodeid.split("::")[0]
+        return file if file in TOGETHER else nodeid
 
 
 def give_way(worker: str) -> None:
