@@ -21,7 +21,7 @@ from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.streams import until
 from rayhive.compression.payload import payload
 from rayhive.registry import CODECS
-from tests.unit.allreduce_fakes import LIMIT, MIXED, SHAPES, average, loopback
+from tests.unit.allreduce_fakes import LIMIT, MIXED, SHAPES, average, in_virtual_time, loopback
 from tests.unit.averaging_fakes import settle, stream_of
 
 CODECS_WITHOUT_THRESHOLD = [
@@ -197,7 +197,7 @@ def test_a_silent_peer_is_reported_by_senders_and_reducers() -> None:
             assert runner.sent_bytes > runner.received_bytes
         mute.finalize(cancel=True)
 
-    asyncio.run(body())
+    in_virtual_time(body())
 
 
 @pytest.mark.parametrize("heard", ["before", "as it begins", "never"])
