@@ -76,19 +76,16 @@ class Answers:
 
     def _begin(self, index: int, average: torch.Tensor) -> asyncio.Future[EncodedAverage]:
         loop = asyncio.get_running_loop()
-        plain = is_plain(average, self._parts.compression)
-        if not (plain or self._parts.at_once):
+        if not self._parts.at_once:
             return loop.run_in_executor(None, self._encode, index, average)
         future = loop.create_future()
-        if plain:
-            part = self._parts.encoded(self._own, index, average, AVERAGE)
-            future.set_result(EncodedAverage(part, average))
-        else:
-            future.set_result(self._encode(index, average))
+        future.set_result(self._encode(index, average))
         return future
 
     def _encode(self, index: int, average: torch.Tensor) -> EncodedAverage:
         part = self._parts.encoded(self._own, index, average, AVERAGE)
+        if is_plain(average, self._parts.compression):
+            return EncodedAverage(part, average)
         self._parts.owe(self._own, index, part, average, self._weights[index])
         return EncodedAverage(part, self._parts.decoded(self._own, index, part))
 

@@ -129,8 +129,8 @@ class TensorParts:
         self.averaged_size = self.failed_size = 0
         self.num_parts_by_peer = tuple(len(parts) for parts in partition)
         self._partition, self._infos, self._alpha = partition, infos, alpha
-        parts = (sum(map(len, part)) for parts in partition for part in parts)
-        self.at_once = type(compression) is NoCompression or max(parts, default=0) <= FEW
+        sizes = (size for peer in range(len(partition)) for size in self.elements(peer))
+        self.at_once = type(compression) is NoCompression or all(size <= FEW for size in sizes)
         self._codecs = codecs_of(tensors, compression, exact)
         # Views; copies of tensors that are not contiguous, such as weights in channels_last.
         self._flat = [tensor.detach().reshape(-1) for tensor in tensors]

@@ -115,7 +115,7 @@ class ProgressView:
             return max(view.newest_averaged(), view.newest_round() - 1) >= round_
 
     def was_met(self, round_: int) -> bool:
-        """Return whether peers that live have averaged a round's gradients in a group.
+        """Return whether live peers have averaged a round's gradients in a group.
 
         They may be on a break since.
         """

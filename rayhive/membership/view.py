@@ -326,7 +326,7 @@ class MembershipView:
 
     def newest_averaged(self) -> int:
         """Return the last round whose gradients another peer has averaged, or given up."""
-        company = self._company(self.alive())
+        company = self.company()
         return max((p.averaged for p in company if not p.client_mode), default=0)
 
     def company(self) -> list[Heartbeat]:

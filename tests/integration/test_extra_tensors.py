@@ -93,7 +93,7 @@ def one_of_two(folder: str, peer: int, way: str) -> dict[str, Any]:
     return {"rounds": rounds, "ends": ends, "global_step": module.trainer.global_step}
 
 
-#: The others are for a quick run; all are in the long one.
+#: Ways that only ``make test-all`` tests.
 SLOW = ("offload", "pairs", "delay state", "every round, offload", "every round, delay state")
 
 
