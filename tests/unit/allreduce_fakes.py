@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from hivemind.p2p import PeerID, ServicerBase
 
-from benchmarks.virtual_time import VirtualLoop
 from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.transport import DaemonTransport, Transport
 from rayhive.compression.shares import reducer_shares
@@ -21,15 +20,6 @@ SHAPES = [(120, 200), (13,), (1,), (7, 3, 3)]
 #: Options of a group with members of hivemind, whose partition it has to use.
 MIXED = {"shares": None, "part_size_bytes": 256}
 LIMIT = 30.0
-
-
-def in_virtual_time(body: Coroutine[Any, Any, None]) -> None:
-    """Run a test whose timeouts must not pass while the machine does something else."""
-    loop = VirtualLoop()
-    try:
-        loop.run(body)
-    finally:
-        loop.end()
 
 
 def _same(transport: Transport) -> Transport:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import rayhive.sweep.target
+from benchmarks.virtual_time import VirtualLoop
 from rayhive.compression.kernels import eight_bit
 from rayhive.registry import FAULTS
 from tests.unit.clock_fakes import Clock
@@ -19,6 +21,14 @@ from tests.unit.sweep_fakes import World
 def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the width of output to the code: a worker of xdist is told one."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def run() -> Iterator[Any]:
+    """Return what runs a coroutine in virtual time: no timeout passes while the machine is busy."""
+    loop = VirtualLoop()
+    yield loop.run
+    loop.end()
 
 
 @pytest.fixture

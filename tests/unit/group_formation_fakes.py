@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 
-from benchmarks.virtual_time import VirtualLoop
 from rayhive.averaging.group_formation import GroupFormation
 from rayhive.averaging.quorum import Quorum
 from rayhive.membership.view import Member
 
 WINDOW, PATIENCE, LONGEST = 30.0, 60.0, 600.0
 LATENCY = 0.05
-
-
-@pytest.fixture
-def run() -> Iterator[Any]:
-    loop = VirtualLoop()
-    yield loop.run
-    loop.end()
 
 
 class Swarm:

@@ -21,7 +21,7 @@ from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.streams import until
 from rayhive.compression.payload import payload
 from rayhive.registry import CODECS
-from tests.unit.allreduce_fakes import LIMIT, MIXED, SHAPES, average, in_virtual_time, loopback
+from tests.unit.allreduce_fakes import LIMIT, MIXED, SHAPES, average, loopback
 from tests.unit.averaging_fakes import settle, stream_of
 
 CODECS_WITHOUT_THRESHOLD = [
@@ -180,7 +180,7 @@ def test_threads_may_decode_parts_in_any_order(
     asyncio.run(body())
 
 
-def test_a_silent_peer_is_reported_by_senders_and_reducers() -> None:
+def test_a_silent_peer_is_reported_by_senders_and_reducers(run: Any) -> None:
     async def body() -> None:
         runners = loopback(3, sender_timeout=0.1, reducer_timeout=0.3)
         *talking, mute = runners
@@ -197,7 +197,7 @@ def test_a_silent_peer_is_reported_by_senders_and_reducers() -> None:
             assert runner.sent_bytes > runner.received_bytes
         mute.finalize(cancel=True)
 
-    in_virtual_time(body())
+    run(body())
 
 
 @pytest.mark.parametrize("heard", ["before", "as it begins", "never"])

@@ -21,10 +21,7 @@ from tests.unit.group_formation_fakes import (
     WINDOW,
     Swarm,
     names_of,
-    run,
 )
-
-__all__ = ["run"]
 
 #: Duration of an all-reduce that outlasts every wait for peers [s].
 LONG = PATIENCE + 2 * WINDOW

@@ -23,10 +23,7 @@ from tests.unit.group_formation_fakes import (
     WINDOW,
     Swarm,
     names_of,
-    run,
 )
-
-__all__ = ["run"]
 
 
 @pytest.mark.parametrize("size", range(2, 17))

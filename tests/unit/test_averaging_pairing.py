@@ -12,9 +12,7 @@ import pytest
 
 from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.pairing import Pairing
-from tests.unit.group_formation_fakes import LATENCY, LONGEST, Swarm, names_of, run
-
-__all__ = ["run"]
+from tests.unit.group_formation_fakes import LATENCY, LONGEST, Swarm, names_of
 
 NAMES = ["a", "b", "c", "d"]
 

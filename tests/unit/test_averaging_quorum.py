@@ -11,9 +11,7 @@ from hivemind.averaging.group_info import GroupInfo
 
 from rayhive.averaging.group_formation import RoundIsOver
 from rayhive.averaging.quorum import Quorum
-from tests.unit.group_formation_fakes import LATENCY, LONGEST, Swarm, names_of, run
-
-__all__ = ["run"]
+from tests.unit.group_formation_fakes import LATENCY, LONGEST, Swarm, names_of
 
 GRACE = 3.0
 NAMES = ["a", "b", "c", "d"]

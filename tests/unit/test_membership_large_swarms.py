@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from benchmarks.simulated_swarm import HEARTBEAT_S, SILENCE_S, SimulatedPeer, SimulatedSwarm
-from benchmarks.virtual_time import VirtualLoop
 from rayhive.membership.rings import RINGS, Rings
 
 #: Time in which news reach every peer of these swarms [s].
 SPREAD_S = 1.0
 SIZES = (4, 8, 9, 20)
-
-
-@pytest.fixture
-def run() -> Iterator[Any]:
-    loop = VirtualLoop()
-    yield loop.run
-    loop.end()
 
 
 async def swarm_of(size: int, **options: Any) -> SimulatedSwarm:

@@ -5,26 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from benchmarks.simulated_swarm import HEARTBEAT_S, SILENCE_S, SimulatedSwarm
-from benchmarks.virtual_time import VirtualLoop
 from rayhive.membership.protocol import FAILURES, Protocol
 from rayhive.membership.signs import SLOTS, SignsOfLife
 from rayhive.membership.view import Heartbeat, MembershipView
 from tests.unit.clock_fakes import Clock
 
 A, B = b"peer a", b"peer b"
-
-
-@pytest.fixture
-def run() -> Iterator[Any]:
-    loop = VirtualLoop()
-    yield loop.run
-    loop.end()
 
 
 def test_each_peer_has_the_time_of_its_last_sign(clock: Clock) -> None:
