@@ -98,10 +98,11 @@ class Server:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="rayhive-swarm-")
         self._calls = 0
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.swarm_helpers"],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
