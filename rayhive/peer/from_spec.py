@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 
@@ -75,6 +76,9 @@ class PeerFit:
             callback: The callback.
             more: Further arguments of the trainer.
         """
+        if getattr(strategy, "cluster_environment", None) is None:
+            # else Lightning looks for one, and starts MPI where mpi4py is installed
+            more["plugins"] = [LightningEnvironment()]
         return Trainer(
             strategy=strategy,
             accelerator=self._spec.accelerator,

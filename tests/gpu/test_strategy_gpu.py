@@ -47,6 +47,7 @@ def fit(
     import hivemind
     import torch
     from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
     from rayhive import HivemindStrategy
 
@@ -79,6 +80,8 @@ def fit(
         accelerator=accelerator,
         devices=[last] if on_gpu else 1,
         precision=precision,
+        # else Lightning looks for one, and where mpi4py is installed, MPI starts a daemon
+        plugins=[LightningEnvironment()],
     )
     trainer.fit(module, loader(seed=peer))
     scaler = getattr(trainer.precision_plugin, "scaler", None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.plugins.environments import MPIEnvironment
 
 from rayhive.baselines.single import Alone
 from rayhive.events import Event
@@ -79,6 +80,13 @@ def test_a_divergence_in_the_last_round_is_one(
 ) -> None:
     event: Any = events_of(poisoned=poisoned)[-1]
     assert (event.kind, event.reason, event.round) == ("peer_finished", reason, round)
+
+
+def test_a_peer_starts_no_mpi_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    # where mpi4py is installed, Lightning's question starts one for each peer, which outlives its fit
+    monkeypatch.setattr(MPIEnvironment, "detect", lambda: pytest.fail("it asked MPI"))
+    event: Any = events_of()[-1]
+    assert event.reason == "rounds"
 
 
 def test_a_large_seed_trains() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -31,6 +32,7 @@ def quiet_trainer(device: torch.device, **arguments: Any) -> Trainer:
             enable_model_summary=False,
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
+            plugins=[LightningEnvironment()],
             **arguments,
         )
 
