@@ -21,6 +21,7 @@ from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.error_feedback import FeedbackPayload
 from rayhive.averaging.fragments import FragmentedPayload
 from rayhive.averaging.gradient_extras import GradientExtras
+from rayhive.averaging.page_locks import PageLocks
 from rayhive.averaging.payload_policy import DensePayload
 from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
 from rayhive.averaging.quorum import Quorum
@@ -86,6 +87,8 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     wire_name = "GradientAverager"
     #: Whether the accumulators stand for zeros, whatever they hold.
     _cleared = False
+    #: Locks of the averaged tensors' memory, if the accumulators are on a GPU.
+    _page_locks: PageLocks | None = None
     local_samples_accumulated: int
     _local_accumulators: Any
     _anchor_batch_size: int | None
@@ -128,6 +131,12 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
             self._local_accumulators = tuple(
                 each.to(type_of_sums(each)) for each in self._local_accumulators
             )
+
+    def shutdown(self) -> None:
+        """Leave the swarm and end the averager's process."""
+        super().shutdown()
+        if self._page_locks is not None:
+            self._page_locks.close()
 
     def run(self) -> None:
         """Serve until shut down; executed in the averager's own process."""
@@ -210,11 +219,18 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     def load_accumulators_into_averager_(self) -> None:
         """Set the averaged tensors to the mean over samples of the accumulated gradients."""
         accumulators, scale = accumulated(self)
-        with self.get_tensors() as averaged:
-            for gradient, accumulator in zip(
-                averaged[: len(accumulators)], accumulators, strict=True
-            ):
-                gradient.copy_(accumulator).mul_(scale)
+        with self.get_tensors() as tensors:
+            averaged = tensors[: len(accumulators)]
+            if accumulators and accumulators[0].is_cuda:
+                if self._page_locks is None:  # not before the fork
+                    self._page_locks = PageLocks(averaged)
+                for gradient, accumulator in zip(averaged, accumulators, strict=True):
+                    mean = accumulator.to(gradient.dtype) * scale
+                    gradient.copy_(mean, non_blocking=True)
+                torch.cuda.current_stream(accumulators[0].device).synchronize()
+            else:
+                for gradient, accumulator in zip(averaged, accumulators, strict=True):
+                    gradient.copy_(accumulator).mul_(scale)
             self.extras.load()
 
     def take_extras(self) -> None:

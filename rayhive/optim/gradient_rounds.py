@@ -379,10 +379,11 @@ class GradientRounds:
                 parameters = optimized_parameters(self.peer.state_averager)
                 gradients = averaged[: len(parameters)]
                 for parameter, gradient in zip(parameters, gradients, strict=True):
-                    if parameter.grad is None:  # on the device of the parameter
-                        parameter.grad = torch.empty_like(parameter).copy_(gradient)
-                    else:
-                        parameter.grad.copy_(gradient, non_blocking=True)
+                    if parameter.grad is None:
+                        parameter.grad = torch.empty_like(parameter)
+                    parameter.grad.copy_(gradient, non_blocking=True)
+                for device in {parameter.device for parameter in parameters if parameter.is_cuda}:
+                    torch.cuda.current_stream(device).synchronize()  # next round, others write here
         self.averager.notify_used_averaged_gradients()
 
     @torch.no_grad()
