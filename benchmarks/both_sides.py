@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.shaped_peers import Seat, wire
+from benchmarks.shaped_peers import INTERFACE, Seat, wire
 
 PARAMETERS = 64 * 768 + 768 + 768 * 896 + 896 + 896 * 10 + 10
 #: Rank of PowerSGD, and the first rounds of torch's PowerSGD, which average dense gradients.
@@ -21,14 +21,15 @@ class Stops:
 
     Args:
         warm_up: Rounds before the measurement.
+        interface: Interface to the other peers.
     """
 
-    def __init__(self, warm_up: int) -> None:
-        self._warm_up = warm_up
+    def __init__(self, warm_up: int, interface: str = INTERFACE) -> None:
+        self._warm_up, self._interface = warm_up, interface
         self._at: dict[int, tuple[float, int]] = {}
 
     def note(self, round_: int) -> None:
-        self._at.setdefault(round_, (time.perf_counter(), wire().sent))
+        self._at.setdefault(round_, (time.perf_counter(), wire(self._interface).sent))
 
     def result(self, incomplete: int = 0) -> dict[str, Any]:
         """Return the durations of the measured rounds and the bytes sent in each."""
@@ -99,7 +100,7 @@ def hooked(
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "data0"
+    os.environ["GLOO_SOCKET_IFNAME"] = seat.interface
     seat.found()
     store = None
     if seat.index == 0:
@@ -132,6 +133,8 @@ def joined(
     batches: Any,
     callback: Any,
     on_event: Any = None,
+    trainer_options: Mapping[str, Any] | None = None,
+    strategy_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Train a module as one peer of a swarm, with the arguments that a study passes.
 
@@ -144,9 +147,12 @@ def joined(
         batches: Its data.
         callback: A callback, which ends the training.
         on_event: Called with the kind and the fields of each event.
+        trainer_options: Further arguments of the trainer; it uses the CPU by default.
+        strategy_options: Arguments of the strategy in place of those of a study.
     """
     import hivemind
     import torch
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
     from lightning.pytorch import Trainer
 
     from rayhive.peer.from_spec import strategy_arguments
@@ -172,10 +178,10 @@ def joined(
         swarm=SwarmConfig(peers=peers, target_batch_size=samples),
         configuration=Configuration(**configuration),
     )
-    strategy = HivemindStrategy(dht=dht, on_event=on_event, **strategy_arguments(spec, batch_size))
+    arguments = {**strategy_arguments(spec, batch_size), **(strategy_options or {})}
+    strategy = HivemindStrategy(dht=dht, on_event=on_event, **arguments)
     trainer = Trainer(
         strategy=strategy,
-        accelerator="cpu",
         devices=1,
         max_epochs=-1,
         callbacks=[callback],
@@ -184,22 +190,43 @@ def joined(
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
+        plugins=[LightningEnvironment()],
+        **{"accelerator": "cpu", **(trainer_options or {})},
     )
     trainer.fit(module, batches)
     dht.shutdown()
 
 
 def peer_rounds(
-    seat: Seat, configuration: dict[str, Any], task: Task, rounds: int, warm_up: int
+    seat: Seat,
+    configuration: dict[str, Any],
+    task: Task,
+    rounds: int,
+    warm_up: int,
+    at_end: Callable[[], None] = lambda: None,
+    on_event: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Train one peer with the arguments of a study; return its rounds, see :class:`Stops`."""
+    """Train one peer with the arguments of a study; return its rounds, see :class:`Stops`.
+
+    Args:
+        seat: The peer's place.
+        configuration: Configuration of the study.
+        task: What the peer trains.
+        rounds: Rounds that are measured.
+        warm_up: Rounds before them.
+        at_end: Called after the last round, before the peer leaves the swarm.
+        on_event: Called with the kind and the fields of each event.
+        options: Further arguments of :func:`joined`.
+    """
     from lightning.pytorch import Callback, LightningModule
 
-    stops, incomplete, peers = Stops(warm_up), 0, len(seat.hosts)
+    stops, incomplete, peers = Stops(warm_up, seat.interface), 0, len(seat.hosts)
     last = rounds + warm_up
 
     def note(kind: str, fields: dict[str, Any]) -> None:
         nonlocal incomplete
+        on_event(kind, fields)
         if kind == "transition":
             stops.note(fields["round"])
         elif kind in ("round", "state_round") and fields["round"] > warm_up:
@@ -231,7 +258,9 @@ def peer_rounds(
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             trainer.strategy.optimizer.settle()
+            at_end()
 
     samples = task.batch_size * task.batches * peers
-    joined(seat, configuration, samples, task.batch_size, Module(), Batches(), Rounds(), note)
+    parts = (Module(), Batches(), Rounds(), note)
+    joined(seat, configuration, samples, task.batch_size, *parts, **options)
     return stops.result(incomplete)

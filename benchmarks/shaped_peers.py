@@ -38,14 +38,14 @@ class Wire(NamedTuple):
     sent: int
 
 
-def wire() -> Wire:
-    """Return the counters of this peer's interface."""
+def wire(interface: str = INTERFACE) -> Wire:
+    """Return the counters of an interface of this peer."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
-        if name.strip() == INTERFACE:
+        if name.strip() == interface:
             values = counters.split()
             return Wire(int(values[0]), int(values[8]))
-    raise OSError(f"no interface {INTERFACE}")
+    raise OSError(f"no interface {interface}")
 
 
 @dataclass
@@ -55,11 +55,13 @@ class Seat:
     Attributes:
         index: Number of the peer, from 0.
         hosts: Addresses of all peers.
+        interface: Interface to the other peers.
     """
 
     index: int
     hosts: list[str]
     _connection: Connection
+    interface: str = INTERFACE
 
     def tell(self, value: Any) -> None:
         """Send what the other peers need to find peer 0; every peer calls it once."""
@@ -72,11 +74,11 @@ class Seat:
 
 @dataclass
 class Nodes:
-    """Nodes on shaped links.
+    """Nodes on shaped links, or this machine.
 
     Attributes:
         hosts: Address of each node.
-        namespaces: Network namespace of each node.
+        namespaces: Network namespace of each node; empty for that of this process.
         rate_mbit: Measured rate of the first node's link [Mbit/s].
         rtt_ms: Measured round trip between two nodes [ms].
     """
@@ -161,10 +163,12 @@ def _child(
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
         os.dup2(output, number)
-    netns.setns(namespace)
+    if namespace:
+        netns.setns(namespace)
     # hivemind's own processes are forks
     multiprocessing.set_start_method("fork", force=True)
-    connection.send(peer(Seat(index, hosts, connection), settings))
+    interface = INTERFACE if namespace else "lo"
+    connection.send(peer(Seat(index, hosts, connection, interface), settings))
     connection.close()
     os._exit(0)  # threads of the libraries must not delay the next turn
 
@@ -177,6 +181,19 @@ def skipped() -> bool:
     if lacking is not None:
         print(f"skipped: {lacking}")
     return lacking is not None
+
+
+def one_thread_each() -> None:
+    """Let each peer compute in one thread, and hivemind report errors only."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+
+
+def on_loopback(peers: int) -> Nodes:
+    """Return places for peers on this machine, without links."""
+    one_thread_each()
+    return Nodes(["127.0.0.1"] * peers, [""] * peers, rate_mbit=float("inf"), rtt_ms=0.0)
 
 
 @contextlib.contextmanager
@@ -197,9 +214,7 @@ def nodes(
     from rayhive.cluster.testbed.link_probe import path
     from rayhive.spec import Link
 
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    one_thread_each()
     shape = {"rate_mbit": rate_mbit}
     classes = {"node": {"count": peers, "link": shape}}
     config = TestbedConfig.model_validate(
