@@ -11,6 +11,7 @@ from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyp
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.utils import MSGPackSerializer
 
+from rayhive.membership.daemon_calls import keep_answering
 from rayhive.membership.links.handshake import Invitation
 from rayhive.membership.links.link import Handler, Link, Reply, no_reply
 from rayhive.membership.links.links import Links
@@ -42,6 +43,7 @@ class PeerLinks:
         signs: SignsOfLife | None = None,
         bulk: bool = True,
     ) -> None:
+        keep_answering()
         self._name, self._serves, self._trusted = name, serves, trusted_network
         self._signs, self._bulk = signs, bulk
         self._links: Links | None = None

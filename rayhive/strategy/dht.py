@@ -23,6 +23,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from rayhive.errors import PeerError, Problem
 from rayhive.membership.addresses import join_message, reachable, same_command
+from rayhive.membership.daemon_calls import keep_answering
 from rayhive.optim.child_processes import ChildProcesses
 from rayhive.strategy.arguments import StrategyError
 
@@ -88,6 +89,7 @@ class SwarmDHT:
         self._announce()
 
     def _start(self) -> hivemind.DHT:
+        keep_answering()
         known = list(dict.fromkeys([*(self._peers or ()), *self._neighbours]))
         try:
             return self._children.start_dht(initial_peers=known or None, **self._arguments)

@@ -83,7 +83,7 @@ def test_a_divergence_in_the_last_round_is_one(
 
 
 def test_a_peer_starts_no_mpi_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    # where mpi4py is installed, Lightning's question starts one for each peer, which outlives its fit
+    # where mpi4py is installed, Lightning's question starts one, which outlives the peer's fit
     monkeypatch.setattr(MPIEnvironment, "detect", lambda: pytest.fail("it asked MPI"))
     event: Any = events_of()[-1]
     assert event.reason == "rounds"
