@@ -1,4 +1,4 @@
-"""Page-locked (pinned) memory, which a GPU reads and writes without a copy of the driver in between.
+"""Page-locked (pinned) memory, which a GPU reads and writes without a copy in between.
 
 On an H200, 400 MB of shared memory went to the GPU in 65 ms and came from there in 35 ms; with its
 pages locked, each took 9 ms (`docs/results/gpu.md`).
