@@ -179,23 +179,12 @@ class StateSync:
         if not (behind or swarm.was_met(due)):
             return False
         self._missed(due)  # wait for the end of the round, which may be under way
-        if self._loaded or self._needs_no_other_state():
-            # rounds are shorter than a download: the next group averages parameters
+        if self._loaded:  # rounds are shorter than a download: the next group averages parameters
             self._jump_to_newest(self._round, keep_gradients=True)
         else:
             self.download(keep_gradients=True)
             self._loaded = self._peer.quorum
         return True
-
-    def _needs_no_other_state(self) -> bool:
-        """Return whether this peer has just downloaded a state, and nothing else depends on it.
-
-        Factors of an older round would spoil those of the group, and local steps would start from
-        other parameters than the group's.
-        """
-        lasting = takes_over_state(type(self._peer.grad_averager))
-        loaded = self._peer.consistency.settling and not self._peer.untrained
-        return loaded and not lasting and self._peer.local_steps is None
 
     def _wait_for_next_round(self) -> bool:
         """Wait for the next round after a missed one, instead of computing another batch.

@@ -13,7 +13,6 @@ from rayhive.errors import PeerError
 from rayhive.membership import progress_view
 from rayhive.membership.progress_tracker import BREAK_S
 from rayhive.membership.view import Heartbeat, Reunion
-from rayhive.optim import state_sync
 from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.clock_fakes import Clock
 from tests.unit.optim_fakes import ROUND, Peer
@@ -198,17 +197,9 @@ def test_a_late_peer_whose_download_is_overtaken_asks_for_an_averaging() -> None
     assert peer.consistency.stale and peer.consistency.gradients_count
 
 
-@pytest.mark.parametrize(
-    ("quorum", "lasting", "downloads"),
-    [(True, False, 1), (True, True, 1), (False, False, 1), (False, True, 3)],
-)
-def test_a_late_peer_downloads_once_where_rounds_are_shorter_than_a_download(
-    quorum: bool, lasting: bool, downloads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its parameters are averaged after its first round; a stale Q would spoil that round."""
-    monkeypatch.setattr(state_sync, "takes_over_state", lambda kind: lasting)
+def test_a_late_peer_downloads_once_where_rounds_are_shorter_than_a_download() -> None:
     peer = Peer()
-    peer.tracker.quorum = quorum
+    peer.tracker.quorum = True
     peer.sync.note_batch()
     peer.accumulate()
     for newest in (ROUND + 5, ROUND + 6, ROUND + 7):  # it misses each of them
@@ -216,7 +207,7 @@ def test_a_late_peer_downloads_once_where_rounds_are_shorter_than_a_download(
         peer.hear(round=newest, averaged=newest, met_averaged=newest)
         assert peer.sync.take_over_missed_round()
         assert peer.state_averager.local_epoch == newest
-    assert peer.state_averager.downloads == downloads
+    assert peer.state_averager.downloads == 1
     assert peer.state.averaging_reason == "joined" and peer.consistency.gradients_count
     assert peer.grad_averager.local_samples_accumulated == 32
 
