@@ -30,20 +30,29 @@ def failure(call: UUID) -> bytes:
     return bytes([len(message)]) + message
 
 
+class Control(ControlClient):  # type: ignore[misc]
+    """hivemind's connection to a daemon, without the daemon."""
+
+    def read(self, said: asyncio.StreamReader) -> Any:
+        return self._read_from_persistent_conn(said)
+
+    async def request(self) -> Any:
+        return await self._pending_messages.get()
+
+
 class Client:
     """Connection of a process to its daemon; what the daemon says is written here."""
 
     def __init__(self) -> None:
         keep_answering()
-        control: Any = ControlClient
-        self.control = control(None, _initialized_with_create=True)
+        self.control = Control(None, _initialized_with_create=True)
         self.said = asyncio.StreamReader()
-        self.reading = asyncio.create_task(self.control._read_from_persistent_conn(self.said))
+        self.reading = asyncio.create_task(self.control.read(self.said))
 
     async def call(self) -> tuple[asyncio.Task[bytes], UUID]:
         """Call a peer; return the call and its number."""
         call = asyncio.create_task(self.control.call_unary_handler(PeerID(b"peer"), "ask", b""))
-        while not (request := await self.control._pending_messages.get()).HasField("callUnary"):
+        while not (request := await self.control.request()).HasField("callUnary"):
             pass  # it tells the daemon that an earlier call was given up
         return call, UUID(bytes=request.callId)
 
