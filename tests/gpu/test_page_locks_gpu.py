@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-from rayhive.averaging.page_locks import SMALLEST
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, shared_zeros
+from rayhive.averaging.page_locks import SMALLEST, PageLocks
 from tests.unit.averaging_fakes import unstarted
 
 pytestmark = pytest.mark.gpu
@@ -53,3 +53,11 @@ def test_gradients_of_a_gpu_are_loaded_from_locked_pages(dtype: torch.dtype, reu
             assert one.dtype == torch.float32
             close = 1e-5 if dtype == torch.float32 else 1e-2
             torch.testing.assert_close(one, other, rtol=close, atol=close)
+
+
+def test_closed_locks_leave_the_memory_as_it_was() -> None:
+    (tensor,) = shared_zeros([torch.zeros(SMALLEST)])
+    locks = PageLocks([tensor])
+    assert tensor.is_pinned()
+    locks.close()
+    assert not tensor.is_pinned()
