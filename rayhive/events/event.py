@@ -242,8 +242,11 @@ def is_held(path: str | Path) -> bool:
 
 
 def _opened(path: str | Path) -> BinaryIO:
+    path = Path(path)
     try:
-        return Path(path).open("rb")
+        if path.exists() and not path.is_file():  # a device may be endless
+            raise DamagedError(path, "not a regular file")
+        return path.open("rb")
     except PermissionError as error:
         raise DamagedError(path, "may not be read") from error
 
@@ -259,8 +262,8 @@ def read_events(path: str | Path, kind: str | None = None) -> Iterator[Event]:
             parsed. By default all events are yielded.
 
     Raises:
-        DamagedError: The log may not be read, or a complete line is not an event; the line number
-            is named.
+        DamagedError: The log is no regular file or may not be read, or a complete line is not an
+            event; the line number is named.
         NewerVersionError: A newer rayhive wrote the log.
     """
     name = None if kind is None else f'"{kind}"'.encode()

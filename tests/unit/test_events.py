@@ -203,6 +203,13 @@ def test_a_full_disk_raises_when_an_event_is_written(tmp_path: Path) -> None:
         log.close()
 
 
+def test_a_log_without_an_end_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(DamagedError, match="not a regular file"):
+        list(read_events(path))
+
+
 def test_a_log_that_may_not_be_read_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
