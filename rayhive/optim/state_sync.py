@@ -43,6 +43,7 @@ class StateSync:
         self._peer, self._load_state_timeout, self._attempts = peer, load_state_timeout, attempts
         self.round_began = time.perf_counter()
         self._in_step, self._older, self._loaded = False, frozenset[bytes](), False
+        self._after_download: int | None = None
 
     @property
     def _round(self) -> int:
@@ -179,12 +180,24 @@ class StateSync:
         if not (behind or swarm.was_met(due)):
             return False
         self._missed(due)  # wait for the end of the round, which may be under way
-        if self._loaded:  # rounds are shorter than a download: the next group averages parameters
+        if self._loaded or self._follows_download(due):
+            # rounds are shorter than a download: the next group averages parameters
             self._jump_to_newest(self._round, keep_gradients=True)
         else:
             self.download(keep_gradients=True)
             self._loaded = self._peer.quorum
         return True
+
+    def _follows_download(self, round_: int) -> bool:
+        """Return whether a round is the first one after a download, and only parameters are older.
+
+        Factors of an older round would spoil those of the group, and local steps would start from
+        other parameters than the group's. With a quorum a peer downloads again, and waits.
+        """
+        peer = self._peer
+        lasting = takes_over_state(type(peer.grad_averager)) or peer.local_steps is not None
+        settling = peer.consistency.settling and not (lasting or peer.quorum)
+        return settling and round_ == self._after_download
 
     def _wait_for_next_round(self) -> bool:
         """Wait for the next round after a missed one, instead of computing another batch.
@@ -242,6 +255,8 @@ class StateSync:
             self._peer.consistency.settling = True
             self._peer.partitions.reset()
             kept = self._jump_to_newest(loaded, keep_gradients)
+            complete = downloaded and not self._peer.untrained
+            self._after_download = self._round + 1 if complete else None
             caught_up = self._peer.quorum and downloaded and loaded == self._round
             if caught_up or self._peer.pairs:  # in a pair, older parameters count as any others
                 self._peer.consistency.note_caught_up()

@@ -13,6 +13,7 @@ from rayhive.errors import PeerError
 from rayhive.membership import progress_view
 from rayhive.membership.progress_tracker import BREAK_S
 from rayhive.membership.view import Heartbeat, Reunion
+from rayhive.optim import state_sync
 from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.clock_fakes import Clock
 from tests.unit.optim_fakes import ROUND, Peer
@@ -197,9 +198,15 @@ def test_a_late_peer_whose_download_is_overtaken_asks_for_an_averaging() -> None
     assert peer.consistency.stale and peer.consistency.gradients_count
 
 
-def test_a_late_peer_downloads_once_where_rounds_are_shorter_than_a_download() -> None:
+@pytest.mark.parametrize(
+    ("quorum", "lasting", "downloads"), [(True, False, 1), (False, False, 2), (False, True, 3)]
+)
+def test_a_late_peer_downloads_seldom_where_rounds_are_shorter_than_a_download(
+    quorum: bool, lasting: bool, downloads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_sync, "takes_over_state", lambda kind: lasting)
     peer = Peer()
-    peer.tracker.quorum = True
+    peer.tracker.quorum = quorum
     peer.sync.note_batch()
     peer.accumulate()
     for newest in (ROUND + 5, ROUND + 6, ROUND + 7):  # it misses each of them
@@ -207,7 +214,7 @@ def test_a_late_peer_downloads_once_where_rounds_are_shorter_than_a_download() -
         peer.hear(round=newest, averaged=newest, met_averaged=newest)
         assert peer.sync.take_over_missed_round()
         assert peer.state_averager.local_epoch == newest
-    assert peer.state_averager.downloads == 1
+    assert peer.state_averager.downloads == downloads
     assert peer.state.averaging_reason == "joined" and peer.consistency.gradients_count
     assert peer.grad_averager.local_samples_accumulated == 32
 
