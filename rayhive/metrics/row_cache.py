@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import pydantic
@@ -93,9 +94,15 @@ def _key(folder: Path) -> str | None:
 
 
 def _content(path: Path) -> str:
-    """Return the digest of a file; empty if it does not exist."""
+    """Return the digest of a file; empty if it does not exist.
+
+    Raises:
+        OSError: The file cannot be read, or is a device, which may be endless.
+    """
     total = blake2b(digest_size=_SIZE)
     try:
+        if not S_ISREG(path.stat().st_mode):
+            raise OSError(f"{path} is not a regular file")
         with path.open("rb") as file:
             while block := file.read(_BLOCK):
                 total.update(block)

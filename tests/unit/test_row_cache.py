@@ -152,10 +152,15 @@ def test_a_replicate_that_runs_is_not_kept(tmp_path: Path, computed: list[Timeli
     assert (folder / NAME).exists()
 
 
-def test_a_damaged_log_is_not_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_damaged_log_is_not_kept(tmp_path: Path, endless: bool) -> None:
     run = write_run(tmp_path / "run", [Log()])
     log = next(run.rglob("events.jsonl"))
-    log.write_bytes(log.read_bytes() + b"no event\n")
+    if endless:
+        log.unlink()
+        log.symlink_to("/dev/zero")
+    else:
+        log.write_bytes(log.read_bytes() + b"no event\n")
     for _ in range(2):
         assert len(load_results(run).damaged) == 1
     assert not list(run.rglob(NAME))
