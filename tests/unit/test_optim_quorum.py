@@ -163,6 +163,7 @@ def test_late_gradients_enter_the_next_round_of_their_peer_once(
                 assert replica.grad_averager.local_samples_accumulated == held[i]
             replica.computed_at, began_at[i] = replica.weights.clone(), weights.copy()
             if replica.consistency.stale:  # until its next round, which averages parameters
+                assert not (quorum or here[i])
                 began_at[i] = replica.weights.numpy().astype(float)
             else:
                 np.testing.assert_allclose(replica.weights.numpy(), weights, rtol=1e-4, atol=1e-5)
