@@ -53,6 +53,11 @@ def write_atomically(
         new.write_text(text, encoding="utf-8")
 
 
+def is_special(path: Path) -> bool:
+    """Return whether a path is a folder, a device or a pipe. The last two may have no end."""
+    return path.exists() and not path.is_file()
+
+
 def check_writable(path: Path, key: str) -> None:
     """Refuse a path at which no file can be written.
 
@@ -67,7 +72,7 @@ def check_writable(path: Path, key: str) -> None:
     folder = Path(os.path.realpath(path)).parent
     if path.is_dir():
         raise ConfigError(Problem(key, str(path), "a file; this is a folder"))
-    if path.exists() and not path.is_file():
+    if is_special(path):
         raise ConfigError(Problem(key, str(path), "a file; this is a device or a pipe"))
     if not folder.is_dir():
         raise ConfigError(Problem(key, str(path), f"a file in a folder that exists, not {folder}"))

@@ -15,6 +15,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from rayhive.errors import DamagedError, NewerVersionError
+from rayhive.files import is_special
 
 #: Version of the event schema, the key ``v`` of every line. It grows when the meaning of a stored
 #: field changes or a required field is added; a new kind or a new optional field leaves it.
@@ -244,7 +245,7 @@ def is_held(path: str | Path) -> bool:
 def _opened(path: str | Path) -> BinaryIO:
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # a device may be endless
+        if is_special(path):
             raise DamagedError(path, "not a regular file")
         return path.open("rb")
     except PermissionError as error:

@@ -16,13 +16,12 @@ from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 import pydantic
 
 from rayhive.columns import all_columns
-from rayhive.files import write_atomically
+from rayhive.files import is_special, write_atomically
 from rayhive.registry import METRICS
 
 #: Name of the cache in the folder of a replicate.
@@ -97,11 +96,11 @@ def _content(path: Path) -> str:
     """Return the digest of a file; empty if it does not exist.
 
     Raises:
-        OSError: The file cannot be read, or is a device, which may be endless.
+        OSError: The file cannot be read, or is none.
     """
     total = blake2b(digest_size=_SIZE)
     try:
-        if not S_ISREG(path.stat().st_mode):
+        if is_special(path):
             raise OSError(f"{path} is not a regular file")
         with path.open("rb") as file:
             while block := file.read(_BLOCK):
