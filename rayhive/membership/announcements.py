@@ -83,6 +83,11 @@ class Heartbeat:
     stalled: tuple[bytes, ...] = ()
     addresses: tuple[str, ...] = ()
 
+    @property
+    def in_run(self) -> bool:
+        """Whether it takes part in the run, or is on a break."""
+        return self.takes_part or self.away
+
     def pack(self) -> list[Any]:
         """Return the fields as a list, for the wire."""
         return list(vars(self).values())

@@ -197,7 +197,7 @@ class MembershipView:
         return frozenset(
             peer_id
             for peer_id, peer in self._others.items()
-            if peer.heartbeat.takes_part and not self._alive(peer)
+            if peer.heartbeat.in_run and not self._alive(peer)
         )
 
     def _note_return(self, peer: KnownPeer) -> None:
@@ -335,7 +335,7 @@ class MembershipView:
 
     def _company(self, alive: list[Heartbeat]) -> list[Heartbeat]:
         own = self.own.peer_id
-        return [p for p in alive if p.peer_id != own and (p.takes_part or p.away)]
+        return [p for p in alive if p.peer_id != own and p.in_run]
 
     def samples(self) -> int:
         """Return the samples that are accumulated for the round after :meth:`newest_round`."""

@@ -59,6 +59,18 @@ def test_a_peer_that_said_goodbye_is_not_lost(view: MembershipView, clock: Clock
     assert view.take_reunion() is None
 
 
+def test_a_peer_that_was_cut_off_on_a_break_comes_back_from_a_partition(
+    view: MembershipView, clock: Clock
+) -> None:
+    view.receive(heartbeat("a"))
+    view.receive(heartbeat("a", 2, takes_part=False, away=True))
+    stand_in(view, 3)
+    clock.now += SILENCE + 1
+    view.note_losses()
+    view.receive(heartbeat("a", 3))
+    assert view.take_reunion() == Reunion(3, frozenset({b"a"}))
+
+
 def test_an_unreachable_peer_is_lost_at_once(view: MembershipView) -> None:
     view.receive(heartbeat("a", addresses=("/ip4/10.0.0.1/tcp/1",)))
     stand_in(view, 3)
