@@ -137,15 +137,21 @@ def recommendations(results: Results) -> list[Recommendation]:
     rows = [row for row in results.folded if row["baseline"] is None]
     differing = [n for n in names if len({row.get(n) for row in rows}) > 1]
     return [
-        _recommend(results, group, {name: group[0].get(name) for name in differing})
+        recommend(group, results.objectives, {name: group[0].get(name) for name in differing})
         for group in rows_by(rows, names)
     ]
 
 
-def _recommend(
-    results: Results, rows: Sequence[Row], of_conditions: Mapping[str, Any]
+def recommend(
+    rows: Sequence[Row], objectives: Mapping[str, str], of_conditions: Mapping[str, Any]
 ) -> Recommendation:
-    objectives = results.objectives
+    """Return the recommendation among rows that were measured under the same conditions.
+
+    Args:
+        rows: Rows of the results table, without baselines.
+        objectives: Column to ``minimize`` or ``maximize``.
+        of_conditions: Those of the conditions that differ within the run.
+    """
     known = [row for row in rows if row["n"] and is_candidate(row, objectives)]
     candidates_of = {id(row) for row in known}
     lacking = (row for row in rows if id(row) not in candidates_of)
@@ -154,7 +160,7 @@ def _recommend(
         return Recommendation(of_conditions, objectives, (), left_out, 0, False)
     means = _means(known, objectives)
     draws = means.centre[None] if means.draws is None else means.draws
-    shares = np.mean([_chosen(draw, means.logs) for draw in draws], axis=0)
+    shares = np.mean([choose(draw, means.logs) for draw in draws], axis=0)
     first = int(np.argmax(shares))
     order = sorted(range(len(known)), key=lambda n: (n != first, -shares[n], n))
     candidates = tuple(
@@ -222,8 +228,8 @@ def _means(rows: Sequence[Row], objectives: Mapping[str, str]) -> _Means:
     return _Means(logs, signs, known.centre, known.draws, seeds, paired)
 
 
-def _chosen(costs: Array, logs: Sequence[bool]) -> Array:
-    """Return 1 for the candidate that the rule chooses and 0 for the others; equal ones share.
+def choose(costs: Array, logs: Sequence[bool]) -> Array:
+    """Return 1 for the candidate that the rule chooses and 0 for the others; equal ones share it.
 
     Args:
         costs: Candidate x objective, smaller is better, logarithms where ``logs``.

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rayhive.report.page.run_data import read_run
 from rayhive.report.page.svg import Scale
@@ -64,6 +65,17 @@ def test_the_first_section_recommends_with_certainty_and_cost(swept: Page) -> No
     assert "Committed samples until the target was reached (samples_to_target) 512" in words
     assert "Measured: digits on 2 peers; target: accuracy at least 0.9; 4 configurations." in words
     assert "within 10 % of the lowest samples_to_target, the one with the lowest" in words
+
+
+def test_a_study_with_the_line_of_the_page_trains_the_recommended_configuration(
+    tmp_path: Path,
+) -> None:
+    chosen = Configuration(codec="topk", top_k=50, error_feedback=True, local_steps=4)
+    logs = [Log(make_spec(trial=0, replicate=seed, configuration=chosen)) for seed in (0, 1)]
+    page = page_of(write_run(tmp_path / "run", logs))
+    (line,) = (each.text for each in page.all("code") if each.text.startswith("enqueue:"))
+    (values,) = yaml.safe_load(line)["enqueue"]
+    assert Configuration(**values).completed() == chosen.completed()
 
 
 def test_every_factor_has_the_same_sign(tmp_path: Path) -> None:

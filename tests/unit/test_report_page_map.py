@@ -9,7 +9,7 @@ from rayhive.report.page.conditions import faults_text
 from rayhive.spec import Configuration
 from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
 from rayhive.spec.swarm import Link, NodeClass, SwarmConfig
-from tests.fixtures.faulted import Story, kill_and_restart
+from tests.fixtures.faulted import ALL, Story, kill_and_restart, planned
 from tests.fixtures.logs import PAYLOAD, STATE, Log, make_spec, write_run
 from tests.fixtures.report_pages import CODECS, faulted_page, page_of, sweep, write_over_links
 
@@ -111,6 +111,24 @@ def test_many_faults_of_a_plan_are_counted_by_kind() -> None:
         faults_text(many)
         == "4 faults planned for a replicate (2 kill, 2 kill_node), each healed after 2 s"
     )
+
+
+def test_many_faults_have_a_rate(tmp_path: Path) -> None:
+    story = kill_and_restart()
+    assert story.spec.plan is not None
+    faults = tuple(planned(number, round=4 + number) for number in range(4))
+    plan = story.spec.plan.model_copy(update={"faults": faults})
+    story.spec = story.spec.model_copy(update={"plan": plan})
+    run = write_run(tmp_path / "run", [], {"samples_per_s": "maximize"})
+    twin = Story()
+    twin.rounds(1.0, 2.0, peers=ALL)
+    twin.finish(2.5, ALL)
+    twin.end(3.0)
+    for each in (story, twin):
+        write_over_links(run, each, 10)
+    words = page_of(run).words("recommendation")
+    # one of them fired in 39 s of peers: 3,600 / 39
+    assert "4 faults planned for a replicate (4 kill); 92.3 per peer and hour of training" in words
 
 
 def test_without_rates_the_map_says_what_is_missing(tmp_path: Path) -> None:

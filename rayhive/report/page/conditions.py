@@ -72,18 +72,38 @@ def _nodes(run: RunData) -> str:
     return f"links: {link} ({which})" if link else f"nodes: {which}"
 
 
-def scenario_text(run: RunData, scenario: str) -> str:
-    """Return the planned faults of a scenario in words.
+def scenario_text(run: RunData, row: Row) -> str:
+    """Return the planned faults of a row's scenario in words, and the rate of many faults.
 
     Single faults are listed only where the replicates differ in their targets alone.
     """
+    scenario = row["scenario"]
     if scenario == NO_FAULTS:
         return "without faults"
     specs = (each.spec for each in run.replicates if each.spec.scenario == scenario)
     plans = [spec.plan for spec in specs if spec.plan is not None]
     texts = {faults_text(plan) for plan in plans}
     faults = texts.pop() if len(texts) == 1 else _counts(plans)
+    many = any(len(plan.faults) > LISTED for plan in plans)
+    if many and (rate := faults_per_hour(run, row)):
+        faults += f"; {rate:.3g} per peer and hour of training fired"
     return f"scenario {scenario}{f': {faults}' if faults else ''}"
+
+
+def faults_per_hour(run: RunData, row: Row) -> float | None:
+    """Return the faults that fired per peer and hour of training under the conditions of a row.
+
+    Baselines do not count. None if it is not known.
+    """
+    if row["scenario"] == NO_FAULTS:
+        return 0.0
+    under = next(rows for rows in run.groups if any(each is row for each in rows))
+    swarms = [each for each in under if each["n"] and each["baseline"] is None]
+    fired = [each["faults_fired"] for each in swarms]
+    seconds = [float(each["peer_seconds"] or 0) * int(each["n"] or 0) for each in swarms]
+    if None in fired or not sum(seconds):
+        return None
+    return 3600 * sum(int(count or 0) for count in fired) / sum(seconds)
 
 
 def faults_text(plan: FaultPlan) -> str:

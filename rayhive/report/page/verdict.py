@@ -16,6 +16,7 @@ from rayhive.report.numbers import number_text
 from rayhive.report.page.conditions import scenario_text
 from rayhive.report.page.front import objective_text
 from rayhive.report.page.run_data import RunData
+from rayhive.report.page.training import Setting, enqueue_text, settings
 from rayhive.report.recommendation import (
     LEAD,
     LIKELY,
@@ -27,7 +28,6 @@ from rayhive.report.recommendation import (
 )
 from rayhive.report.table import bound_text
 from rayhive.report.table_notes import count_text
-from rayhive.spec import AXES
 
 #: Level of certainty in a few words.
 WORDS = {
@@ -68,21 +68,6 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Setting of the recommended configuration.
-
-    Attributes:
-        axis: Name of its axis, the key in a study.
-        text: Its value, as a study writes it.
-        about: Definition of the axis.
-    """
-
-    axis: str
-    text: str
-    about: str
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Recommendation under one set of conditions, in words.
 
@@ -95,6 +80,7 @@ class Verdict:
         certainty: The certainty, and the replicates behind it.
         costs: Objectives of the recommended configuration.
         settings: Its settings, of the axes that apply to it.
+        enqueue: Line of a study with which one trains with them.
         limits: Limits of its replicates, in sentences.
         against: Comparisons in sentences.
         others: Label, share and ratios of every other candidate.
@@ -109,6 +95,7 @@ class Verdict:
     certainty: str
     costs: tuple[Cost, ...]
     settings: tuple[Setting, ...]
+    enqueue: str
     limits: tuple[str, ...]
     against: tuple[str, ...]
     others: tuple[tuple[str, str, tuple[str, ...]], ...]
@@ -159,7 +146,7 @@ def _conditions(run: RunData, row: Row) -> str:
     others = run.condition_text(row, without=("scenario",))
     if others == run.condition_text(row):
         return others
-    return ", ".join(filter(None, (others, scenario_text(run, str(row["scenario"])))))
+    return ", ".join(filter(None, (others, scenario_text(run, row))))
 
 
 def _baselines(run: RunData, advice: Recommendation) -> tuple[str, ...]:
@@ -183,11 +170,14 @@ def robust_choices(run: RunData) -> list[RobustChoice]:
             column = find_column(name)
             unit = f" {column.unit}" if column is not None and column.unit else ""
             regret, worst = (objective_text(best, each) for each in ("regret", "worst_case"))
-            among = f"of the {len({row['configuration'] for row in group})} with a value under all"
-            text = f"never more than {regret}{unit} from the best {name}"
+            text = f"its mean {name} is never more than {regret}{unit} worse than the best one"
             if best["regret"] == 0:
-                text = f"the best mean {name} under each scenario"
-            text += f" {among}; {worst}{unit} with its worst scenario (interval over all scenarios)"
+                text = f"its mean {name} is the best one under each scenario"
+            text += (
+                f", and {worst}{unit} under its worst scenario (interval over all scenarios). "
+                f"{len({row['configuration'] for row in group})} configurations have a value under "
+                "every scenario"
+            )
             where = run.condition_text(best, without=("scenario",))
             found.append(RobustChoice(where, str(best["configuration"]), text))
     return found
@@ -210,7 +200,7 @@ def _verdict(advice: Recommendation, conditions: str, baselines: tuple[str, ...]
     row = advice.row
     if row is None:
         headline = "No recommendation: no configuration has every objective."
-        return Verdict(conditions, "", "", headline, "none", "", (), (), (), (), (), left_out)
+        return Verdict(conditions, "", "", headline, "none", "", (), (), "", (), (), (), left_out)
     level, headline, certainty = _certainty(advice, str(row["configuration"]))
     share = "" if advice.certainty is None else f", {percent_text(advice.certainty)}"
     return Verdict(
@@ -221,7 +211,8 @@ def _verdict(advice: Recommendation, conditions: str, baselines: tuple[str, ...]
         level,
         certainty,
         tuple(Cost(_about(name), _with_unit(row, name)) for name in advice.objectives),
-        tuple(_settings(row)),
+        tuple(settings(row)),
+        enqueue_text(row),
         tuple(_limits(row, advice.objectives)),
         (*_comparisons(advice), *baselines),
         tuple(_other(candidate, advice) for candidate in advice.candidates[1:]),
@@ -244,8 +235,9 @@ def _certainty(advice: Recommendation, label: str) -> tuple[str, str, str]:
         )
     seeds = count_text(advice.seeds, "common seed" if advice.paired else "replicate")
     basis = (
-        f"The rule chooses it in {percent_text(advice.certainty)} of the draws from the "
-        f"uncertainty that {seeds} of {len(advice.candidates)} configurations leave."
+        f"That is the probability that it is the choice of the rule below, given {seeds} of "
+        f"{len(advice.candidates)} configurations. It covers chance between replicates, and no "
+        "other machine, model or link."
     )
     if advice.certainty >= SURE:
         return "sure", f"Use {label}.", f"Sure: {percent_text(advice.certainty)}. {basis}"
@@ -288,14 +280,6 @@ def _with_unit(row: Row, name: str) -> str:
     column = find_column(name)
     unit = f" {column.unit}" if column is not None and column.unit else ""
     return f"{objective_text(row, name)}{unit}"
-
-
-def _settings(row: Row) -> Iterator[Setting]:
-    for axis in AXES:
-        value = row.get(axis.name)
-        if value is not None:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            yield Setting(axis.name, text, axis.column.about)
 
 
 def _limits(row: Row, objectives: Iterable[str]) -> Iterator[str]:
@@ -383,5 +367,5 @@ def _fault_text(row: Row, name: str) -> str:
     column = find_column(name)
     of_times = column is not None and isinstance(column.fold, Percentile)
     if of_times and row["faults_fired"] is not None:
-        return bound_text(row, name) or "none"
+        return bound_text(row, name) or "no case"
     return "not recorded"

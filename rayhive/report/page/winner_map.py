@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.advice import percent_text
 from rayhive.report.numbers import number_text
+from rayhive.report.page.conditions import faults_per_hour
 from rayhive.report.page.run_data import RunData
 from rayhive.report.page.svg import COLOURS, Chart
 
@@ -90,7 +90,7 @@ def _measured(run: RunData) -> list[Measured]:
         rate = None if row is None else link_rate(row.get("link"))
         if row is None or rate is None:
             continue
-        failures = _failures(run, row)
+        failures = faults_per_hour(run, row)
         if failures is not None:
             label = str(row["configuration"])
             found.append(Measured(rate, failures, str(row["scenario"]), label, advice.certainty))
@@ -101,19 +101,6 @@ def link_rate(link: Any) -> float | None:
     """Return the rate of the slowest shaped link in a cell of the column ``link`` [Mbit/s]."""
     rates = [float(each) for each in _RATE.findall(str(link or ""))]
     return min((rate for rate in rates if rate > 0), default=None)
-
-
-def _failures(run: RunData, row: dict[str, Any]) -> float | None:
-    """Return the faults per peer and hour of the swarms under the conditions of a row."""
-    if row["scenario"] == NO_FAULTS:
-        return 0.0
-    under = next(rows for rows in run.groups if any(each is row for each in rows))
-    swarms = [each for each in under if each["n"] and each["baseline"] is None]
-    fired = [each["faults_fired"] for each in swarms]
-    seconds = [float(each["peer_seconds"] or 0) * int(each["n"] or 0) for each in swarms]
-    if None in fired or not sum(seconds):
-        return None
-    return 3600 * sum(int(count or 0) for count in fired) / sum(seconds)
 
 
 def _chart(points: Sequence[Measured], styles: dict[str, str]) -> Chart:
