@@ -7,6 +7,8 @@ import errno
 import gc
 import itertools
 import random
+import socket
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -248,3 +250,46 @@ def test_a_connection_that_ends_after_its_handshake_is_none(
         assert (refused, unheard) == ([peer(0)], [])
 
     run(body())
+
+
+def test_a_peer_that_is_lost_as_its_connection_comes_about_has_no_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        async with Network([{"echo": echo}] * 2) as network:
+
+            async def connect_late(*args: Any) -> Any:
+                opened = await connect(*args)
+                network.links[0].set_members([], [peer(1)])
+                return opened
+
+            monkeypatch.setattr(links_module, "connect", connect_late)
+            network.links[0].set_members([peer(1)], [])
+            while (link := network.links[1].ready(peer(0))) is None:
+                await asyncio.sleep(0.01)
+            await link.ended.wait()
+            assert network.links[0].ready(peer(1)) is None
+
+    run(body())
+
+
+def test_a_connection_that_arrives_at_the_end_is_closed() -> None:
+    async def body() -> None:
+        async with Network([{}]) as network:
+            (address,) = network.links[0].invite(peer(1)).addresses
+            loop, before = asyncio.get_running_loop(), asyncio.all_tasks()
+
+            def end() -> None:
+                for task in asyncio.all_tasks() - before:
+                    task.cancel()
+
+            with socket.create_connection(address) as connection:
+                loop.call_later(0.0, end)  # in the turn in which the connection is accepted
+                connection.setblocking(False)
+                assert await loop.sock_recv(connection, 1) == b""
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run(body())
+        gc.collect()
+    assert [str(each.message) for each in seen] == []

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from ipaddress import ip_address
 
 from hivemind.p2p import PeerID
@@ -52,6 +53,7 @@ class _Contact:
     def __init__(self) -> None:
         self.linked, self.tried = asyncio.Event(), asyncio.Event()
         self.keeping: asyncio.Task[None] | None = None
+        self.over = False
         self._links: list[Link] = []
 
     @property
@@ -60,12 +62,16 @@ class _Contact:
         return next((link for link in reversed(self._links) if link.wire.lost is None), None)
 
     def add(self, link: Link) -> None:
-        """Note a new link."""
+        """Note a new link; close it if the contact is over meanwhile."""
+        if self.over:
+            link.close()
+            return
         self._links = [*(each for each in self._links if each.wire.lost is None), link]
         self.linked.set()
 
     def end(self) -> None:
         """Close all links, and begin no other."""
+        self.over = True
         if self.keeping is not None:
             self.keeping.cancel()
         for link in self._links:
@@ -168,19 +174,13 @@ class Links:
             listener.close()
         self._listeners.clear()
         keeping = [c.keeping for c in self._contacts.values() if c.keeping is not None]
-        tasks = {*keeping, *self._arriving}
-        for task in tasks:
-            task.cancel()
+        await _end({*keeping, *self._arriving})
         links = [c.link for c in self._contacts.values() if c.link is not None]
         serving = [call for link in links for call in link.serving(unhurried)]
         if serving:
             await asyncio.wait(serving, timeout=LINGER_S)
         for peer in list(self._contacts):
             self._drop(peer)
-        while tasks:
-            for task in tasks:  # wait_for loses a cancellation that comes with a result
-                task.cancel()
-            _, tasks = await asyncio.wait(tasks, timeout=CANCELLED_S)
 
     # -- links that this side begins ---------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Links:
 
     async def _keep(self, peer: PeerID, contact: _Contact) -> None:
         """Connect to a peer whenever there is no link to it."""
-        while True:
+        while not contact.over:
             if contact.link is None and self._own > peer:
                 await wait_at_most(contact.linked, LEAVE_S)
             if contact.link is None:
@@ -208,7 +208,7 @@ class Links:
                     if self._own < peer:  # the other side connects next, which may succeed
                         await wait_at_most(contact.linked, 1.5 * LEAVE_S)
             contact.tried.set()
-            if contact.link is None:
+            if contact.link is None and not contact.over:
                 await wait_at_most(contact.linked, AGAIN_S)
             contact.linked.clear()
             while (link := contact.link) is not None:
@@ -238,7 +238,12 @@ class Links:
                 return
             arriving = asyncio.create_task(self._welcome(connection))
             self._arriving.add(arriving)
-            arriving.add_done_callback(self._arriving.discard)
+            arriving.add_done_callback(partial(self._arrived, connection))
+
+    def _arrived(self, connection: socket.socket, arriving: asyncio.Task[None]) -> None:
+        self._arriving.discard(arriving)
+        if arriving.cancelled():  # perhaps before it began
+            connection.close()
 
     async def _welcome(self, connection: socket.socket) -> None:
         try:
@@ -246,12 +251,9 @@ class Links:
             opened, guest = await asyncio.wait_for(handshake, HANDSHAKE_S)
             peer = PeerID(guest)
             self._contact(peer).add(self._linked(opened, peer, False))
-        except BaseException as error:
+        except Exception as error:
             logger.debug(f"a connection was refused: {error!r}")
             connection.close()
-            if isinstance(error, Exception):
-                return
-            raise
 
     def _linked(self, opened: Opened, peer: PeerID, dialled: bool) -> Link:
         answers = (self._handlers, self._heard, self._reply)
@@ -260,3 +262,11 @@ class Links:
         except OSError:  # the other side has gone meanwhile
             opened.connection.close()
             raise
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: wait_for may lose a cancellation."""
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=CANCELLED_S)
