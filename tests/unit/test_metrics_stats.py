@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import interval_coverage
+from benchmarks import interval_coverage, recommendation_certainty
 from rayhive.metrics.stats import (
     Estimate,
     Time,
@@ -105,6 +105,13 @@ def test_rows_that_are_probably_on_the_front_mostly_are() -> None:
     unlikely, *_, likely = interval_coverage.calibration(5, studies=25, seed=1, uneven=False)
     assert unlikely[0] > 50 and unlikely[1] <= 0.05 * unlikely[0]
     assert likely[0] > 20 and likely[1] >= 0.9 * likely[0]
+
+
+def test_recommendations_are_as_certain_as_they_say() -> None:
+    found = recommendation_certainty.made(3, 0.2, studies=40, seed=1)
+    words = {word: [m.right for m in found if m.word == word] for word in ("sure", "likely")}
+    assert min(map(len, words.values())) > 5
+    assert all(words["sure"]) and sum(words["likely"]) >= 0.8 * len(words["likely"])
 
 
 @pytest.mark.parametrize(
