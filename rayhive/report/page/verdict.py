@@ -167,8 +167,7 @@ def robust_choices(run: RunData) -> list[RobustChoice]:
         if len(scenarios) > 1 and len({row["configuration"] for row in group}) > 1:
             best = min(group, key=lambda row: float(row["regret"] or 0))
             name = next(iter(run.results.objectives))
-            column = find_column(name)
-            unit = f" {column.unit}" if column is not None and column.unit else ""
+            unit = _unit(name)
             regret, worst = (objective_text(best, each) for each in ("regret", "worst_case"))
             text = f"its mean {name} is never more than {regret}{unit} worse than the best one"
             if best["regret"] == 0:
@@ -264,9 +263,8 @@ def _open_choice(advice: Recommendation) -> Iterator[str]:
     ranges = []
     for name in advice.objectives:
         values = [float(each.row[name] or 0) for each in possible]
-        column = find_column(name)
-        unit = f" {column.unit}" if column is not None and column.unit else ""
-        ranges.append(f"{name} from {number_text(min(values))} to {number_text(max(values))}{unit}")
+        ends = f"{number_text(min(values))} to {number_text(max(values))}"
+        ranges.append(f"{name} from {ends}{_unit(name)}")
     yield f"Any of them has {' and '.join(ranges)}."
     yield "“rayhive plan FILE --difference 10%” says how many replicates would tell."
 
@@ -276,10 +274,14 @@ def _about(name: str) -> str:
     return name if column is None or column.about == name else f"{column.about} ({name})"
 
 
-def _with_unit(row: Row, name: str) -> str:
+def _unit(name: str) -> str:
+    """Return the unit of a column after a space; empty without one."""
     column = find_column(name)
-    unit = f" {column.unit}" if column is not None and column.unit else ""
-    return f"{objective_text(row, name)}{unit}"
+    return f" {column.unit}" if column is not None and column.unit else ""
+
+
+def _with_unit(row: Row, name: str) -> str:
+    return f"{objective_text(row, name)}{_unit(name)}"
 
 
 def _limits(row: Row, objectives: Iterable[str]) -> Iterator[str]:
