@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from statistics import fmean
@@ -46,8 +45,8 @@ def weights(gathered: Mapping[P, tuple[tuple[str, ...], int | None]]) -> dict[P,
     """Return the weight of each peer's parameters, relative to the largest one.
 
     The peers of one side of a partition have the same parameters. Each of them therefore gets an
-    equal share of the rounds of its side. A peer that was in no partition gets the mean weight of
-    the peers that were.
+    equal share of the rounds of its side, also if others of its side come later and bring theirs.
+    A peer that was in no partition gets the mean weight of the peers that were.
 
     Args:
         gathered: For each peer, the members of its side of the partition, and the number of
@@ -59,8 +58,7 @@ def weights(gathered: Mapping[P, tuple[tuple[str, ...], int | None]]) -> dict[P,
             rounds[side] = max(rounds.get(side, 0), apart)
     if not rounds:
         return dict.fromkeys(gathered, 1.0)
-    sizes = Counter(side for side, apart in gathered.values() if apart is not None)
-    shares = {side: max(done, LEAST_ROUNDS) / sizes[side] for side, done in rounds.items()}
+    shares = {side: max(done, LEAST_ROUNDS) / max(1, len(side)) for side, done in rounds.items()}
     usual = fmean(shares[side] for side, apart in gathered.values() if apart is not None)
     found = {p: usual if apart is None else shares[side] for p, (side, apart) in gathered.items()}
     return {peer: share / max(found.values()) for peer, share in found.items()}

@@ -226,7 +226,7 @@ class Discovery:
         found = await self.dht.get(self.key, latest=True, return_future=True)
         entries = getattr(found, "value", None)
         for peer, entry in entries.items() if isinstance(entries, dict) else ():
-            if entry.value and peer != view.own.peer_id and not view.knows(peer):
+            if entry.value and view.find(peer) is None:
                 with contextlib.suppress(Exception):  # an entry outlives its peer
                     await asyncio.wait_for(self.call(peer), view.silence)
 

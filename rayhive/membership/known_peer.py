@@ -16,6 +16,7 @@ class KnownPeer:
         heartbeat: Its newest announcement.
         received: Time at which it lived for certain: of its last message, or of the newest
             announcement that came through other peers.
+        announced: Time of its newest announcement, also if that came through other peers.
         progressed: Time of its last progress.
         returned: Time at which it became known, or came back.
         unreachable: Whether it was given up and not heard of since.
@@ -31,6 +32,7 @@ class KnownPeer:
     received: float
     progressed: float
     returned: float
+    announced: float = -math.inf
     unreachable: bool = False
     lost_at: float = -math.inf
     lost_in: int | None = None
@@ -49,6 +51,14 @@ class KnownPeer:
         if self.heartbeat.averaged < self.unmet and now < self.unmet_until:
             reached = max(reached, self.unmet - 1)
         return reached
+
+    def was_passed_on(self, since: float) -> bool:
+        """Return whether other peers passed on an announcement of it, made after its loss.
+
+        Args:
+            since: Time after which it was made [s].
+        """
+        return self.announced > max(self.lost_at, since)
 
     @property
     def is_left_out(self) -> bool:

@@ -235,10 +235,10 @@ class ProgressView:
         with self.view.lock:
             return self.view.take_reunion()
 
-    def any_alive(self, peers: Iterable[bytes]) -> bool:
-        """Return whether any of these other peers is alive."""
+    def any_present(self, peers: Iterable[bytes]) -> bool:
+        """Return whether any of these other peers is alive, here or by what others pass on."""
         with self.view.lock:
-            return any(self.view.is_alive(peer) for peer in peers)
+            return any(self.view.is_present(peer) for peer in peers)
 
     def wait_for_peers(self, peers: int, timeout: float) -> bool:
         """Wait until a number of peers take part.

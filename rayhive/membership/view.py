@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import filterfalse
 from typing import Any
 
 from rayhive.membership.announcements import Heartbeat, Member, Reunion
@@ -115,7 +116,7 @@ class MembershipView:
             self._note_return(peer)
         if peer.heartbeat.version >= heartbeat.version:
             return False
-        peer.heartbeat = heartbeat
+        peer.heartbeat, peer.announced = heartbeat, max(peer.announced, now - age)
         self._note_return(peer)  # also when relayed: all peers should note it at the same time
         return True
 
@@ -189,7 +190,8 @@ class MembershipView:
         for peer in self._others.values():
             if not peer.unreachable and not self._alive(peer):
                 peer.unreachable, peer.lost_at = True, self._clock()
-        for peer in map(self._others.__getitem__, self.lost()):
+        for peer_id in filterfalse(self.is_present, self.lost()):
+            peer = self._others[peer_id]
             peer.lost_in = self.own.round if peer.lost_in is None else peer.lost_in
 
     def lost(self) -> frozenset[bytes]:
@@ -222,11 +224,8 @@ class MembershipView:
     def forget(self, seconds: float) -> None:
         """Drop dead peers without a message for so long [s]."""
         oldest = self._clock() - seconds
-        self._others = {
-            peer_id: peer
-            for peer_id, peer in self._others.items()
-            if peer.received >= oldest or self._alive(peer)
-        }
+        kept = {i: p for i, p in self._others.items() if p.received >= oldest or self._alive(p)}
+        self._others = kept
 
     # -- peers -------------------------------------------------------------------------------------
 
@@ -241,10 +240,6 @@ class MembershipView:
         known = self._others.get(peer)
         return None if known is None else known.heartbeat
 
-    def knows(self, peer: bytes) -> bool:
-        """Return whether another peer is known, dead or alive."""
-        return peer in self._others
-
     def addresses_of(self, peer: bytes) -> tuple[str, ...]:
         """Return the announced addresses of a peer."""
         known = self._others.get(peer)
@@ -258,6 +253,11 @@ class MembershipView:
         if peer.unreachable:
             return False
         return not self.watches(peer.heartbeat.peer_id) or not self._is_silent(peer)
+
+    def is_present(self, peer: bytes) -> bool:
+        """Return whether another peer is alive here, or others passed on news of it lately."""
+        known, oldest = self._others.get(peer), self._clock() - self.silence
+        return known is not None and (self._alive(known) or known.was_passed_on(oldest))
 
     def _is_silent(self, peer: KnownPeer) -> bool:
         """Return whether a peer has been silent for too long; look for a sign if it may have."""

@@ -118,7 +118,7 @@ class ParameterRounds:
                 group = {peer.to_bytes() for peer in control.result()}
                 if self.peer.untrained and group & self.peer.tracker.swarm.trained_peers():
                     self.peer.set_untrained(False)
-                self.peer.partitions.note_averaged(group, self.peer.tracker.swarm.any_alive)
+                self.peer.partitions.note_averaged(group, self.peer.tracker.swarm.any_present)
             self.peer.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
         finally:
             self.peer.parameters_reported.set()

@@ -6,6 +6,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,7 +139,7 @@ class PartitionHistory:
         together = all(reunion.peers <= group for group in groups[-since:])
         return 0 < since <= len(groups) and together
 
-    def note_reunion(self, reunion: Reunion, round_: int) -> None:
+    def note_reunion(self, reunion: Reunion, round_: int, alive: AbstractSet[bytes]) -> None:
         """Note that lost peers are back.
 
         Lost peers come back one by one, and some are lost again for a moment while links recover.
@@ -147,25 +148,29 @@ class PartitionHistory:
         Args:
             reunion: The peers, and the round after which the first of them was lost.
             round_: The round that this peer has finished.
+            alive: Ids of the live peers, this one included.
         """
         before, self.lost = self.rounds_apart, self.lost | reunion.peers
         self.rounds_apart = max(round_ - reunion.since, before or 0)
         if self.rounds_apart != before:
             groups = tuple(self._groups)  # a thread may append meanwhile
+            # not of the last group only: a round fails easily while links recover
             without = [group for group in groups if not self.lost & group]
-            self.side = sorted(without[-1]) if without else []
+            self.side = sorted(alive & frozenset().union(*without))
 
     def note_averaged(
-        self, group: Iterable[bytes], any_alive: Callable[[Iterable[bytes]], bool]
+        self, group: Iterable[bytes], any_present: Callable[[Iterable[bytes]], bool]
     ) -> None:
-        """Note that parameters were averaged; the partition is over once no lost peer is missing.
+        """Note that parameters were averaged; the partition is over once no peer is missing.
+
+        A peer of this one's own side is missing, too: it brings the other part of their rounds.
 
         Args:
             group: Peer ids of the group.
-            any_alive: Returns whether any of some peers is alive.
+            any_present: Returns whether any of some peers lives.
         """
         members = frozenset(group)
-        if self.lost & members and not any_alive(self.lost - members):
+        if self.lost & members and not any_present((self.lost | set(self.side)) - members):
             self.reset()
 
     def reset(self) -> None:
@@ -256,7 +261,7 @@ class PeerState:
         parameters were averaged with it must not keep this peer from catching up for ever.
         """
         apart = self.partitions.rounds_apart
-        if apart is None or not self.tracker.swarm.any_alive(self.partitions.lost):
+        if apart is None or not self.tracker.swarm.any_present(self.partitions.lost):
             return None
         return apart
 

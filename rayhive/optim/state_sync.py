@@ -117,9 +117,9 @@ class StateSync:
         if not partitions.was_none(reunion, self._round):
             # parameters have to be averaged as soon as all peers are together
             self._peer.consistency.note_failure(self._round + 1)
-            if not swarm.any_alive(partitions.lost):
+            if not swarm.any_present(partitions.lost):
                 partitions.reset()  # the partition before this one is over
-            partitions.note_reunion(reunion, self._round)
+            partitions.note_reunion(reunion, self._round, self._peer.tracker.view.alive_ids())
 
     def gathered(self, next_round: int) -> list[Any]:
         """Return this peer's entry for a group that averages parameters.

@@ -39,7 +39,9 @@ def run_peer(
     import torch
 
     from rayhive.optim.optimizer import RayhiveOptimizer
+    from rayhive.strategy.dht import dial_from_own_ports
 
+    dial_from_own_ports()  # as a study's peers do
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.ReLU(), torch.nn.Linear(40, 1))
@@ -81,7 +83,8 @@ def run_peer(
         time.sleep(pace_s)
         inputs = torch.randn(BATCH, 6, generator=generator)
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(module(inputs), inputs.sum(1, keepdim=True)).backward()
+        loss = torch.nn.functional.mse_loss(module(inputs), inputs.sum(1, keepdim=True))
+        (loss * (1e-3 if (Path(folder) / "gently").exists() else 1.0)).backward()
         optimizer.step()
         if optimizer.local_epoch > round_:
             flat = torch.cat([p.detach().flatten() for p in module.parameters()])
@@ -179,6 +182,11 @@ class Swarm:
     def wait(self, size: int, more: int) -> float:
         return wait_for_rounds([self.children[peer] for peer in range(PEERS)], size, more)
 
+    def go_on_gently(self) -> None:
+        """Make later steps so small that what changes parameters is their averaging."""
+        (self.folder / "gently").touch()
+        self.wait(2, more=2)
+
     def results(self) -> list[dict[str, Any]]:
         (self.folder / "stop").touch()
         return [self.children[peer].result(60) for peer in range(PEERS)]
@@ -216,6 +224,7 @@ def test_a_healed_partition_loses_no_training(tmp_path: Path, rounds: int) -> No
         cut(net)
         noticed = swarm.wait(2, more=1)
         parted = swarm.wait(2, more=rounds)
+        swarm.go_on_gently()
         heal(net)
         healed = time.time()
         reunited = swarm.wait(4, more=4)
@@ -250,8 +259,10 @@ def test_a_healed_partition_loses_no_training(tmp_path: Path, rounds: int) -> No
     fast, slow = (torch.stack(last[:2]).mean(0), torch.stack(last[2:]).mean(0))
     share = float((replicas[0][merged] - slow) @ (fast - slow) / (fast - slow).square().sum())
     done = told["round"] - split
-    if joint[0]["round"] == merged:  # no incomplete averaging had mixed them before
-        assert share == pytest.approx(done / (done + told["apart"]), abs=0.15), (share, told)
+    mixed = [e for p in peers for e in of_kind(p, "state_round")]
+    mixed = [e for e in mixed if e["t"] > healed and e["round"] <= merged]
+    if all(e["outcome"] == "averaged" for e in mixed):  # no incomplete one had mixed them before
+        assert share == pytest.approx(done / (done + told["apart"]), abs=0.02), (share, told)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from rayhive.membership.view import Heartbeat, MembershipView, Reunion
 from rayhive.optim.peer_state import PartitionHistory
 from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.clock_fakes import Clock
+from tests.unit.optim_fakes import ROUND, Peer
 
 SILENCE = 4.0
 
@@ -48,6 +49,37 @@ def test_a_reunion_names_the_lost_peers_and_the_round_of_the_loss(
     assert view.take_reunion() == Reunion(5, frozenset({b"a", b"b"}))
     assert view.take_reunion() is None, "it is reported once"
     assert view.is_alive(b"a") and not view.is_alive(b"b"), "a relayed announcement does not revive"
+
+
+def test_a_lost_peer_of_which_others_pass_on_news_is_lost_once(
+    view: MembershipView, clock: Clock
+) -> None:
+    """Its link may take longer to heal than those of the peers that pass its news on."""
+    view.receive(heartbeat("a"))
+    view.give_up(b"a")
+    assert not view.is_present(b"a")
+    view.receive(heartbeat("a", 2), age=0.1)
+    assert view.take_reunion() == Reunion(0, frozenset({b"a"}))
+    for version in range(3, 6):
+        stand_in(view, version)
+        clock.now += SILENCE / 2
+        view.receive(heartbeat("a", version), age=0.1)
+        view.note_losses()
+        assert view.is_present(b"a") and not view.is_alive(b"a")
+    assert view.take_reunion() is None
+    clock.now += SILENCE
+    view.note_losses()
+    assert not view.is_present(b"a")
+    view.receive(heartbeat("a", 6))
+    assert view.take_reunion() == Reunion(5, frozenset({b"a"}))
+
+
+def test_older_news_of_a_peer_do_not_undo_its_loss(view: MembershipView, clock: Clock) -> None:
+    view.receive(heartbeat("a"))
+    clock.now += 1.0
+    view.give_up(b"a")
+    view.receive(heartbeat("a", 2), age=1.5)
+    assert not view.is_present(b"a")
 
 
 def test_a_peer_that_said_goodbye_is_not_lost(view: MembershipView, clock: Clock) -> None:
@@ -99,6 +131,23 @@ def test_unequal_sides_count_by_their_rounds_and_not_by_their_size() -> None:
     assert found["a"] + found["b"] + found["c"] == pytest.approx(found["d"])
 
 
+def test_a_side_counts_the_same_whether_its_members_come_together_or_not() -> None:
+    """The average of some of them has the weight of what it holds, in the next average."""
+    value = {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.0}
+    told = {"a": (X, 30), "b": (X, 30), "c": (Y, 10), "d": (Y, 10)}
+    for group in ("abc", "abcd"):
+        found = weights({peer: told[peer] for peer in group})
+        total = sum(found.values())
+        mean = sum(found[peer] * value[peer] for peer in group) / total
+        value |= dict.fromkeys(group, mean)
+    assert value == pytest.approx(dict.fromkeys("abcd", 0.75))
+
+
+def test_two_sides_of_one_peer_each_are_two() -> None:
+    found = weights({"a": (("a",), 30), "b": (("b",), 10)})
+    assert found["a"] == pytest.approx(3 * found["b"])
+
+
 def test_a_side_without_committed_rounds_has_next_to_no_weight() -> None:
     found = weights({"a": (X, 30), "b": (X, 30), "c": (("c",), 0)})
     assert found["c"] < 1e-6 < found["a"]
@@ -130,25 +179,45 @@ def test_a_peer_lost_again_for_a_moment_does_not_reduce_the_committed_rounds() -
     history = PartitionHistory()
     for group in ("abcd", "ab"):
         history.note_group(peer.encode() for peer in group)
-    history.note_reunion(reunion(20, "c"), 30)
+    side = {b"a", b"b"}
+    history.note_reunion(reunion(20, "c"), 30, side | {b"c"})
     assert (history.rounds_apart, history.side, history.lost) == (10, [b"a", b"b"], {b"c"})
     history.note_group({b"a", b"b", b"c"})
-    history.note_reunion(reunion(30, "c"), 30)
+    history.note_reunion(reunion(30, "c"), 30, side | {b"c"})
     assert (history.rounds_apart, history.side, history.lost) == (10, [b"a", b"b"], {b"c"})
-    history.note_reunion(reunion(20, "d"), 32)  # back later, after two more rounds
+    history.note_reunion(
+        reunion(20, "d"), 32, side | {b"c", b"d"}
+    )  # back later, after two more rounds
     assert (history.rounds_apart, history.side) == (12, [b"a", b"b"])
     assert history.lost == {b"c", b"d"}
 
 
+def test_a_side_holds_its_live_peers_although_a_round_was_done_alone() -> None:
+    """A round fails easily while links recover; the parameters of its peers are still alike."""
+    history = PartitionHistory()
+    for group in ("abcdef", "abc", "ab", "a"):
+        history.note_group(peer.encode() for peer in group)
+    history.note_reunion(reunion(20, "de"), 30, {b"a", b"b", b"d", b"e"})  # c and f are dead
+    assert history.side == [b"a", b"b"]
+
+
 @pytest.mark.parametrize(
     ("group", "alive", "over"),
-    [("abcd", "", True), ("abc", "", True), ("abc", "d", False), ("ab", "", False)],
+    [
+        ("abcd", "", True),
+        ("abc", "", True),
+        ("abc", "d", False),
+        ("ab", "", False),
+        ("acd", "", True),
+        ("acd", "b", False),
+    ],
 )
-def test_a_partition_ends_once_no_live_peer_of_the_other_side_is_missing(
+def test_a_partition_ends_once_no_live_peer_of_either_side_is_missing(
     group: str, alive: str, over: bool
 ) -> None:
     history = PartitionHistory()
-    history.note_reunion(reunion(20, "cd"), 30)
+    history.note_group({b"a", b"b"})
+    history.note_reunion(reunion(20, "cd"), 30, {b"a", b"b", b"c", b"d"})
     living = {peer.encode() for peer in alive}
     history.note_averaged(
         {peer.encode() for peer in group}, lambda peers: bool(living & set(peers))
@@ -204,3 +273,29 @@ def test_lost_peers_that_were_in_every_group_were_not_away(
     for group in groups:
         history.note_group(peer.encode() for peer in group)
     assert history.was_none(reunion(since, "cd"), 5) is none
+
+
+def relay(peer: Peer, version: int, round_: int) -> None:
+    """Hear of the lost peer through a third one, which has joined the other side's round."""
+    view, known = peer.tracker.view, peer.tracker.view.find(OTHER.to_bytes())
+    fields = {"takes_part": True, "round": round_}
+    view.receive(Heartbeat(b"third", 0.0, version=version, **fields))
+    view.receive(dataclasses.replace(known, version=known.version + 1, round=round_), age=1e-6)
+
+
+def test_a_peer_that_hears_of_the_other_side_through_a_third_one_keeps_its_work() -> None:
+    """The third one has joined the other side's round; the link to that side has not healed."""
+    peer = Peer()
+    peer.tracker.view.give_up(OTHER.to_bytes())
+    for round_ in range(ROUND + 1, ROUND + 6):
+        peer.partitions.note_group({PEER.to_bytes(), b"third"})
+        peer.tracker.update_epoch(round_)
+    peer.state_averager.local_epoch = ROUND + 5
+    relay(peer, version=1, round_=ROUND + 50)
+    assert not peer.sync.needs_download()
+    assert dict(peer.events)["reunited"]["apart"] == 5
+    peer.tracker.view.note_losses()
+    relay(peer, version=2, round_=ROUND + 51)
+    side = sorted([PEER.to_bytes().hex(), b"third".hex()])
+    assert peer.sync.gathered(ROUND + 52) == [ROUND + 52, side, 5]
+    assert not peer.state_averager.downloads

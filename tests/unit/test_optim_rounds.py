@@ -134,7 +134,8 @@ def test_a_group_averages_parameters_for_the_reason_that_a_peer_gives(
     else:
         asking.consistency.note_failure(ROUND)
     if cause == "apart":
-        asking.partitions.note_reunion(Reunion(1, frozenset({OTHER.to_bytes()})), ROUND)
+        back = frozenset({OTHER.to_bytes()})
+        asking.partitions.note_reunion(Reunion(1, back), ROUND, back)
     assert asking.state.averaging_reason == reason
     peer.state_averager.control = control = Future()
     average(peer, asking.state.averaging_reason)

@@ -68,7 +68,8 @@ def test_a_round_that_began_just_when_a_peer_was_back_is_not_run_alone(
     peer = Peer()
     peer.hear(round=NEXT, averaged=NEXT, met_averaged=met)
     if apart:
-        peer.partitions.note_reunion(Reunion(1, frozenset({OTHER.to_bytes()})), ROUND)
+        back = frozenset({OTHER.to_bytes()})
+        peer.partitions.note_reunion(Reunion(1, back), ROUND, back)
     assert peer.sync.take_over_missed_round() is loads
     assert peer.state_averager.downloads == int(loads)
 
