@@ -87,7 +87,8 @@ class PeerLine:
         self.connection.sendall((json.dumps(message) + "\n").encode())
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError), self.connection.makefile(encoding="utf-8") as lines:
+        channel = self.connection
+        with contextlib.suppress(OSError), channel, channel.makefile(encoding="utf-8") as lines:
             for line in lines:
                 if line.endswith("\n") and line.strip():  # not half a line of a killed peer
                     message = json.loads(line)
