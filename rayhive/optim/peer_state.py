@@ -111,7 +111,7 @@ class PartitionHistory:
     Attributes:
         rounds_apart: Number of rounds that this peer committed during the partition. None without
             a partition, and after parameters were averaged with all peers that came back.
-        side: Sorted peer ids of this peer's side of the partition.
+        side: Sorted ids of the peers on this peer's side that lived when the others came back.
         lost: Peer ids of the other sides.
     """
 

@@ -185,9 +185,8 @@ def test_a_peer_lost_again_for_a_moment_does_not_reduce_the_committed_rounds() -
     history.note_group({b"a", b"b", b"c"})
     history.note_reunion(reunion(30, "c"), 30, side | {b"c"})
     assert (history.rounds_apart, history.side, history.lost) == (10, [b"a", b"b"], {b"c"})
-    history.note_reunion(
-        reunion(20, "d"), 32, side | {b"c", b"d"}
-    )  # back later, after two more rounds
+    # back later, after two more rounds
+    history.note_reunion(reunion(20, "d"), 32, side | {b"c", b"d"})
     assert (history.rounds_apart, history.side) == (12, [b"a", b"b"])
     assert history.lost == {b"c", b"d"}
 
