@@ -30,6 +30,7 @@ FAULTED_FIGURES = (
     "rejoin_p95_s",
     "censored",
     "goodput",
+    "participation",
     "retention",
     "retention_normalised",
     "samples_lost",

@@ -190,7 +190,7 @@ def _impacts(timeline: Timeline) -> list[FaultImpact]:
     rounds = _swarm_rounds(applied, timeline, capacity)
     progress = SurvivorProgress(timeline, capacity)
     end = 0.0 if timeline.span is None else timeline.span[1]
-    begins = zip(timeline.faults, _took_effect(timeline), strict=True)
+    begins = zip(timeline.faults, took_effect(timeline), strict=True)
     faults = sorted((replace(f, fired=t) for f, t in begins), key=lambda fault: fault.fired)
     baseline = _baseline(timeline, capacity, faults[0].fired) if faults else None
     recovery = _Recovery(rounds, capacity, baseline, progress)
@@ -233,7 +233,7 @@ def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
     return tuple(sorted(found, key=lambda item: item.spawned))
 
 
-def _took_effect(timeline: Timeline) -> list[float]:
+def took_effect(timeline: Timeline) -> list[float]:
     """Return when each fault took effect [s, Unix time], in the order of the log."""
     fired = timeline.of(FaultFired)
     removing: dict[str | None, list[tuple[float, str]]] = defaultdict(list)

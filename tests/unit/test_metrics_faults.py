@@ -50,6 +50,8 @@ def test_columns_of_a_kill_and_a_restart() -> None:
     assert row["goodput"] == (12 * 2 * 64 + 7 * 64) / (12 * 2 * 64 + 7 * 64 + 32 + 3 * 6)
     # from the loss at 4.6 s to the next process at 5.0 s there are two of three
     assert row["live_share"] == pytest.approx(1 - 0.4 / 39, rel=1e-6)
+    # the replacement trains from 8.4 s on, and is in no group in rounds 8 and 9
+    assert row["participation"] == pytest.approx((10 + 2 * 2 / 3) / 12)
 
 
 def test_a_round_with_the_target_is_no_progress() -> None:
@@ -118,7 +120,9 @@ def test_a_stopped_peer_is_not_live_until_it_is_healed() -> None:
     (impact,) = impacts(story.timeline)
     assert impact.healed is not None
     assert impact.recover_s == seconds(0.9)  # two of two do what two should
-    assert timeline_row(story.timeline)["live_share"] == pytest.approx(1 - 5.0 / 28.5)
+    row = timeline_row(story.timeline)
+    assert row["live_share"] == pytest.approx(1 - 5.0 / 28.5)
+    assert row["participation"] == 1.0
 
 
 def test_a_slow_peer_is_live() -> None:
@@ -129,7 +133,9 @@ def test_a_slow_peer_is_live() -> None:
     story.finish(8.5, ALL)
     (impact,) = impacts(story.timeline)
     assert impact.recover_s is None  # two do what three should
-    assert timeline_row(story.timeline)["live_share"] == pytest.approx(1.0)
+    row = timeline_row(story.timeline)
+    assert row["live_share"] == pytest.approx(1.0)
+    assert row["participation"] == pytest.approx((4 + 4 * 2 / 3) / 8)
 
 
 def test_if_all_peers_are_targets_every_peer_is_a_survivor() -> None:

@@ -15,6 +15,7 @@ from rayhive.metrics.group import (
     ratio,
 )
 from rayhive.metrics.live_capacity import live_share
+from rayhive.metrics.participation import participation
 from rayhive.metrics.stats import percentile
 from rayhive.timeline import Timeline
 
@@ -30,6 +31,8 @@ class Throughput(MetricGroup):
       peer is left out: it includes the formation of the first group and the warm-up of code, and
       its weight would depend on the length of the run.
     * ``goodput``: committed / computed samples.
+    * ``participation``: mean over the rounds of the share of the live peers that took part
+      (:func:`rayhive.metrics.participation.participation`).
     * ``retention``: ``samples_per_s`` / that of the no-fault twin; None without a twin.
     * ``retention_normalised``: ``retention`` / ``live_share``.
     * ``live_share``: mean number of peers during the training / number that began
@@ -50,6 +53,7 @@ class Throughput(MetricGroup):
             ),
             minimized_factor("round_p95_s", "95th percentile of the same", "s"),
             maximized("goodput", "Committed samples / computed samples"),
+            maximized("participation", "Share of the live peers that took part in a round"),
             maximized_factor("retention", "samples_per_s / the twin's", stage="twin"),
             maximized_factor(
                 "retention_normalised", "retention / live share of peers", stage="twin"
@@ -74,6 +78,7 @@ class Throughput(MetricGroup):
             "round_p50_s": percentile(seconds, 50),
             "round_p95_s": percentile(seconds, 95),
             "goodput": ratio(committed, timeline.computed),
+            "participation": participation(timeline),
             "live_share": live_share(timeline),
             "nodes_shared": len({r for e in timeline.of(NodesShared) for r in e.replicates}),
         }
