@@ -18,7 +18,7 @@ from hivemind.p2p import PeerID
 from rayhive.membership.links import links as links_module
 from rayhive.membership.links.cipher import TAG, Tampered, cipher
 from rayhive.membership.links.handshake import Invitation, NotProven, connect
-from tests.unit.link_fakes import Network, echo, linked, packets, peer, run
+from tests.unit.link_fakes import LIMIT, Network, echo, linked, packets, peer, run
 
 
 @pytest.mark.parametrize("trusted", [False, True], ids=["encrypted", "plain"])
@@ -225,6 +225,21 @@ def test_links_to_lost_peers_end_and_begin_anew_when_they_are_back() -> None:
             again = await linked(network)
             assert again is not first
             assert [a.body async for a in again.call("echo", packets(b"back"))] == [b"back"]
+
+    run(body())
+
+
+def test_a_peer_that_needs_a_link_does_not_wait_for_the_other_one_to_connect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Peers that train do not know one that downloads its first state, and connect to it later."""
+    monkeypatch.setattr(links_module, "LEAVE_S", 10 * LIMIT)
+    monkeypatch.setattr(links_module, "FIRST_S", 10 * LIMIT)
+
+    async def body() -> None:
+        async with Network([{"echo": echo}] * 2) as network:
+            link = await linked(network, 1, 0)
+            assert [a.body async for a in link.call("echo", packets(b"me"))] == [b"me"]
 
     run(body())
 

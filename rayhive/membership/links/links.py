@@ -32,6 +32,9 @@ AGAIN_S = 30.0
 LEAVE_S = 1.0
 #: Longest wait of a round for the first attempt to connect to a peer [s].
 FIRST_S = 2.0
+#: Part of that wait after which this side connects in any case, as the other one may not know it
+#: yet: peers that train do not connect to a peer that downloads its first state [s].
+SOON_S = 0.3
 #: Longest wait at the end for answers on their way: the last averages of a round, for example [s].
 LINGER_S = 1.5
 #: Time after which a task that has not ended is cancelled again [s].
@@ -52,6 +55,7 @@ class _Contact:
 
     def __init__(self) -> None:
         self.linked, self.tried = asyncio.Event(), asyncio.Event()
+        self.needed = asyncio.Event()  # or linked
         self.keeping: asyncio.Task[None] | None = None
         self.over = False
         self._links: list[Link] = []
@@ -68,6 +72,7 @@ class _Contact:
             return
         self._links = [*(each for each in self._links if each.wire.lost is None), link]
         self.linked.set()
+        self.needed.set()
 
     def end(self) -> None:
         """Close all links, and begin no other."""
@@ -158,7 +163,9 @@ class Links:
         """Return the link to a peer, or None; wait for a while for the first attempt."""
         contact = self._contact(peer)
         if contact.link is None and not contact.tried.is_set():
-            await wait_at_most(contact.tried, FIRST_S)
+            await wait_at_most(contact.tried, SOON_S)
+            contact.needed.set()
+            await wait_at_most(contact.tried, FIRST_S - SOON_S)
             contact.tried.set()  # no second wait
         return contact.link
 
@@ -199,7 +206,7 @@ class Links:
         """Connect to a peer whenever there is no link to it."""
         while not contact.over:
             if contact.link is None and self._own > peer:
-                await wait_at_most(contact.linked, LEAVE_S)
+                await wait_at_most(contact.needed, LEAVE_S)
             if contact.link is None:
                 try:
                     await self._dial(peer, contact)
@@ -211,6 +218,7 @@ class Links:
             if contact.link is None and not contact.over:
                 await wait_at_most(contact.linked, AGAIN_S)
             contact.linked.clear()
+            contact.needed.clear()
             while (link := contact.link) is not None:
                 await link.ended.wait()
 
