@@ -284,18 +284,30 @@ class StateDownload:
         found = Digest.of(tensors[: announced.tensors])
         if found.distance(announced) > SAME:
             return "checksum"
-        opinions: list[Digest] = []
-        for other in others:
-            opinion = await self._sources.digest(other)
-            if opinion is not None:
-                opinions.append(opinion)
-            if len(opinions) == OPINIONS:
-                break
+        opinions = await self._opinions(others)
         if not opinions or any(found.distance(opinion) <= ALIKE for opinion in opinions):
             return None
         if len(opinions) == 1 and self._is_nearer(found, opinions[0]):
             return None
         return "disagrees"
+
+    async def _opinions(self, others: Sequence[PeerID]) -> list[Digest]:
+        """Return the digests of at most :data:`OPINIONS` other peers, which are asked together.
+
+        Peers that are not known to be alive are asked only if no other one answers: each of them
+        that is dead takes as long as an attempt to connect to it.
+        """
+        alive = [peer for peer in others if peer in self._sources.alive]
+        opinions: list[Digest] = []
+        for left in (alive, [peer for peer in others if peer not in alive]):
+            while left and len(opinions) < OPINIONS:
+                count = OPINIONS - len(opinions)
+                asked, left = left[:count], left[count:]
+                found = await asyncio.gather(*map(self._sources.digest, asked))
+                opinions += [opinion for opinion in found if opinion is not None]
+            if opinions:
+                break
+        return opinions
 
     def _is_nearer(self, found: Digest, other: Digest) -> bool:
         """Return whether a digest is nearer to this peer's own state than another one."""

@@ -41,6 +41,8 @@ PRELOAD = (
     "rayhive.workloads.loading",
     "rayhive.compression.kernels.eight_bit_numba",
     "rayhive.compression.powersgd.kernels_numba",
+    "hivemind.utils.multiaddr.codecs.cid",
+    "hivemind.utils.multiaddr.codecs.ip4",
 )
 
 #: How long the processes that a peer forked may outlive it [s].

@@ -43,12 +43,14 @@ class Sources:
 
     Args:
         opinions: Tensors of each of them; None if it does not answer.
+        alive: Those that are known to be alive; by default all.
     """
 
     received_bytes = 0
 
-    def __init__(self, *opinions: list[torch.Tensor] | None) -> None:
+    def __init__(self, *opinions: list[torch.Tensor] | None, alive: Any = range(9)) -> None:
         self.opinions = [None if o is None else Digest.of(o) for o in opinions]
+        self.alive = alive
         self.asked: list[Any] = []
 
     async def peers(self) -> list[Any]:
@@ -144,6 +146,35 @@ def test_at_most_two_digests_are_requested_and_states_without_one_are_taken() ->
     verdict(sources, state(trained(factor=1000.0)))
     assert sources.asked == [0, 1]
     assert verdict(Sources(trained(1)), ({"epoch": 3}, trained(factor=1000.0))) is None
+
+
+@pytest.mark.parametrize(
+    ("opinions", "alive", "asked"),
+    [
+        ([trained(1), trained(2), trained(3)], [1], [1]),
+        ([trained(1), trained(2), trained(3)], [2, 1], [1, 2]),
+        ([trained(1), None, trained(3)], [1], [1, 0, 2]),
+        ([trained(1), None, None, trained(3)], [1, 2, 3], [1, 2, 3]),
+        ([None, None, None], [], [0, 1, 2]),
+    ],
+)
+def test_peers_that_may_be_dead_are_asked_only_if_no_live_one_answers(
+    opinions: list[list[torch.Tensor] | None], alive: list[int], asked: list[int]
+) -> None:
+    sources = Sources(*opinions, alive=alive)
+    verdict(sources, state(trained()))
+    assert sources.asked == asked
+
+
+def test_digests_are_requested_together() -> None:
+    class Slow(Sources):
+        async def digest(self, peer: Any) -> Digest | None:
+            found = await super().digest(peer)
+            while len(self.asked) < 2:
+                await asyncio.sleep(0)
+            return found
+
+    assert verdict(Slow(trained(1), trained(2)), state(trained())) is None
 
 
 def test_a_download_that_was_given_up_ends_when_the_next_one_begins() -> None:
