@@ -190,8 +190,7 @@ def _impacts(timeline: Timeline) -> list[FaultImpact]:
     rounds = _swarm_rounds(applied, timeline, capacity)
     progress = SurvivorProgress(timeline, capacity)
     end = 0.0 if timeline.span is None else timeline.span[1]
-    begins = zip(timeline.faults, took_effect(timeline), strict=True)
-    faults = sorted((replace(f, fired=t) for f, t in begins), key=lambda fault: fault.fired)
+    faults = sorted(faults_in_effect(timeline), key=lambda fault: fault.fired)
     baseline = _baseline(timeline, capacity, faults[0].fired) if faults else None
     recovery = _Recovery(rounds, capacity, baseline, progress)
     verified = {event.fault: event.ok for event in timeline.of(FaultVerified)}
@@ -233,8 +232,8 @@ def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
     return tuple(sorted(found, key=lambda item: item.spawned))
 
 
-def took_effect(timeline: Timeline) -> list[float]:
-    """Return when each fault took effect [s, Unix time], in the order of the log."""
+def faults_in_effect(timeline: Timeline) -> list[FaultWindow]:
+    """Return the faults from the time at which each took effect, in the order of the log."""
     fired = timeline.of(FaultFired)
     removing: dict[str | None, list[tuple[float, str]]] = defaultdict(list)
     for event in fired:
@@ -247,7 +246,11 @@ def took_effect(timeline: Timeline) -> list[float]:
     for act in timeline.of(FaultActed):
         acted[act.fault].append(act.t)
     return [
-        _begin(timeline, event, noticed[event.fault], acted.get(event.fault, ())) for event in fired
+        replace(
+            fault,
+            fired=_begin(timeline, event, noticed[event.fault], acted.get(event.fault, ())),
+        )
+        for fault, event in zip(timeline.faults, fired, strict=True)
     ]
 
 

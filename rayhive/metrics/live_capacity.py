@@ -8,13 +8,16 @@ from collections.abc import Collection, Iterable
 from itertools import accumulate
 
 from rayhive.events import APART, PeerFinished
-from rayhive.timeline import Timeline
+from rayhive.timeline import FaultWindow, Timeline
 
 Window = tuple[float, float]
 
 
 def fault_windows(
-    timeline: Timeline, effects: Collection[str], without: str | None = None
+    timeline: Timeline,
+    effects: Collection[str],
+    without: str | None = None,
+    faults: Iterable[FaultWindow] | None = None,
 ) -> dict[str, list[Window]]:
     """Return the times during which each peer was under a fault with one of the effects.
 
@@ -24,13 +27,14 @@ def fault_windows(
         timeline: The replicate.
         effects: The effects.
         without: Id of a fault to leave out.
+        faults: The faults; by default those of the replicate, from ``fault_fired`` on.
 
     Returns:
         Name of the peer to its windows [s, Unix time].
     """
     end = float("inf") if timeline.span is None else timeline.span[1]
     windows: dict[str, list[Window]] = defaultdict(list)
-    for fault in timeline.faults:
+    for fault in timeline.faults if faults is None else faults:
         counts = fault.effect in effects and fault.fault != without
         for peer in fault.targets if counts else ():
             windows[peer].append((fault.fired, end if fault.healed is None else fault.healed))

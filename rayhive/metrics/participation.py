@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from statistics import fmean
 
 from rayhive.events import APPLIED, GROUPED, PeerFinished, Round
-from rayhive.metrics.fault_impact import took_effect
-from rayhive.metrics.live_capacity import Capacity, Window, Windows
+from rayhive.metrics.fault_impact import faults_in_effect
+from rayhive.metrics.live_capacity import Capacity, Windows, fault_windows
 from rayhive.metrics.survivor_progress import AWAY
 from rayhive.timeline import Timeline
 
@@ -21,7 +20,9 @@ def participation(timeline: Timeline) -> float | None:
     time during which a fault had killed, stopped or cut it off. The moment of a round is that of
     its first report. None without rounds.
     """
-    capacity, away = Capacity(timeline, from_start=True), _away(timeline)
+    capacity = Capacity(timeline, from_start=True)
+    windows = fault_windows(timeline, AWAY, faults=faults_in_effect(timeline))
+    away = {peer: Windows(found) for peer, found in windows.items()}
     finished = {event.peer: event.t for event in timeline.of(PeerFinished)}
     shares = []
     for events in timeline.by_round(Round).values():
@@ -36,12 +37,3 @@ def participation(timeline: Timeline) -> float | None:
         took_part = {event.peer for event in events if event.outcome in enough}
         shares.append(len(took_part) / len(live))
     return fmean(shares) if shares else None
-
-
-def _away(timeline: Timeline) -> dict[str, Windows]:
-    """Return the times during which faults had killed, stopped or cut off each peer."""
-    found: dict[str, list[Window]] = defaultdict(list)
-    for fault, began in zip(timeline.faults, took_effect(timeline), strict=True):
-        for peer in fault.targets if fault.effect in AWAY else ():
-            found[peer].append((began, float("inf") if fault.healed is None else fault.healed))
-    return {peer: Windows(windows) for peer, windows in found.items()}
