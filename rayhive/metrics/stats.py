@@ -146,18 +146,24 @@ class Time:
     censored: bool = False
 
 
+def percentile_bounds(times: Sequence[Time], percent: float) -> tuple[float, float] | None:
+    """Return the two bounds of a percentile of times of which some are censored; None of no times.
+
+    It is computed twice, with every censored time at its lower bound and at infinity. Where both
+    agree, the percentile is known.
+    """
+    low = percentile([time.seconds for time in times], percent)
+    high = percentile([math.inf if time.censored else time.seconds for time in times], percent)
+    return None if low is None or high is None else (low, high)
+
+
 def censored_percentile(times: Sequence[Time], percent: float) -> Time | None:
     """Return a percentile of times of which some are censored; None of no times.
 
-    The percentile is computed twice, with every censored time at its lower bound and at infinity.
-    If both agree, the percentile is known. Otherwise the result is censored, and its lower bound
-    is the first of the two.
+    It is censored where its bounds (:func:`percentile_bounds`) differ, and is the lower one then.
     """
-    low = percentile([time.seconds for time in times], percent)
-    if low is None:
-        return None
-    high = percentile([math.inf if time.censored else time.seconds for time in times], percent)
-    return Time(low, censored=low != high)
+    bounds = percentile_bounds(times, percent)
+    return None if bounds is None else Time(bounds[0], censored=bounds[0] != bounds[1])
 
 
 def known_percentile(times: Sequence[Time], percent: float) -> float | None:

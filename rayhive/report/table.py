@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from rayhive.metrics.folds import (
     parse_times,
 )
 from rayhive.metrics.rows import NO_FAULTS
-from rayhive.metrics.stats import censored_percentile
+from rayhive.metrics.stats import percentile_bounds
 from rayhive.report.advice import advice_lines, percent_text
 from rayhive.report.brief import brief_columns
 from rayhive.report.numbers import estimate_text, interval_text, number_text, with_times_signs
@@ -211,7 +212,7 @@ def missed_text(row: Row, column: Column) -> str | None:
 
 
 def bound_text(row: Row, name: str) -> str | None:
-    """Return the lower bound of a percentile that depends on censored times.
+    """Return the bounds of a percentile that depends on censored times; the upper may be infinite.
 
     None if there are no times, or if the column is not such a percentile.
     """
@@ -220,11 +221,12 @@ def bound_text(row: Row, name: str) -> str | None:
     if not isinstance(rule, Percentile) or row[rule.of] is None:
         return None
     times = parse_times([str(row[rule.of])])
-    bound = censored_percentile(times, rule.percent)
-    if bound is None:
+    bounds = percentile_bounds(times, rule.percent)
+    if bounds is None:
         return None
-    censored = sum(each.censored for each in times)
-    return f"> {number_text(round(bound.seconds, 3))} ({censored} of {len(times)} censored)"
+    low, high = (number_text(round(bound, 3)) for bound in bounds)
+    between = f"> {low}" if bounds[1] == math.inf else f"{low} to {high}"
+    return f"{between} ({sum(each.censored for each in times)} of {len(times)} censored)"
 
 
 def separates(row: Row, rows: Sequence[Row], column: Column) -> bool:

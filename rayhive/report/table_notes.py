@@ -89,7 +89,7 @@ def _signs(
     if any(text.endswith(" censored)") for text in texts):
         yield (
             "> x (c of m censored): the percentile of m times, of which c had not ended when the "
-            "training did, is larger than x."
+            "training did, is larger than x; x to y: it lies between them."
         )
     if any(row["n_failed"] and row["n"] for row in rows):
         yield "Rows with failed replicates (n_failed) show the values of the rest, without marks."

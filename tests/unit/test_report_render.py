@@ -309,16 +309,16 @@ def test_a_failed_replicate_is_not_better_than_a_missed_target(tmp_path: Path, s
     assert " 1/5 " in text and " 2/2 " in text
 
 
-def storm(number: int, healed: bool) -> Story:
-    """Peer 1 of three is killed; the other peers continue 0.9 s later, or not within 40 s."""
+def storm(number: int, healed: bool, back: float = 5.5, end: float = 44.5) -> Story:
+    """Peer 1 of three is killed; the other peers go on at ``back``, or not until ``end`` [s]."""
     story = Story([planned()], replicate=number, seed=number)
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.5, 0, ["peer-1"])
     story.lose(4.6, "peer-1")
     if healed:
-        story.rounds(5.5, 6.5, 7.5, 8.5, peers=REST)
-    story.finish(44.5, REST)
-    story.end(45.0)
+        story.rounds(*(back + n for n in range(4)), peers=REST)
+    story.finish(end, REST)
+    story.end(end + 0.5)
     return story
 
 
@@ -337,6 +337,14 @@ def test_a_percentile_of_censored_times_is_printed_as_a_bound(tmp_path: Path, fo
         assert f"{sign} 40 (9 of 10 censored)" in text
         assert "0.9000" not in text
         assert "c of m censored): the percentile of m times, of which c had not ended" in text
+
+
+def test_a_percentile_with_two_finite_bounds_is_printed_as_both(tmp_path: Path) -> None:
+    """Two of ten recoveries are censored after a time in which half of the others had ended."""
+    stories = [storm(number, True, back=5.5 + number / 10) for number in range(8)]
+    stories += [storm(number, False, end=5.7) for number in (8, 9)]
+    text = wide_text(write_run(tmp_path / "run", stories), "table", console_width=1000)  # type: ignore[arg-type]
+    assert "1.200 to 1.350 (2 of 10 censored)" in text, text
 
 
 def test_a_percentile_independent_of_censoring_is_a_number(tmp_path: Path) -> None:
