@@ -26,6 +26,7 @@ from rayhive.peer.fault_injection import FaultInjection
 from rayhive.peer.from_spec import PeerFit, payload_fields
 from rayhive.peer.measurements import BatchReports, SampleCounts, TrainingClock, WeightsSketch
 from rayhive.peer.preemption import Preemption
+from rayhive.peer.priority import yield_to_starting_peers
 from rayhive.peer.process import leave
 from rayhive.spec.commands import Shutdown, Train
 from rayhive.spec.replicate import PeerSpec
@@ -60,6 +61,8 @@ class ReplicateMonitor:
         self._sketch: WeightsSketch | None = None
         #: Whether this peer leaves: its own step reaches no other peer from now on.
         self._handing_over = False
+        #: Whether this peer has contributed, and leaves the processor to those that have not.
+        self._yields = False
 
     # -- events of the optimizer, from its threads -------------------------------------------------
 
@@ -78,6 +81,13 @@ class ReplicateMonitor:
             event = event.model_copy(update={"lost": self.samples.drop(event.kept or 0)})
         self._preemption.note(event)
         self.channel.emit(event)
+        if isinstance(event, events.Round) and event.outcome in events.GROUPED:
+            self._yield_once()
+
+    def _yield_once(self) -> None:
+        if not self._yields:
+            self._yields = True
+            yield_to_starting_peers()
 
     def _counted(self, event: events.Round) -> events.Round:
         """Return the event of a round with the counted samples, the clock and the mean loss."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rayhive.peer.priority import NICER
 from rayhive.spec import WorkloadConfig
 from rayhive.spec.axes.delay import DelayName
 from rayhive.spec.replicate import PeerSpec
@@ -163,6 +164,18 @@ def test_a_killed_peer_leaves_no_process_and_is_reported(socket_path: str, tmp_p
     survivor.close()
     _, alive = psutil.wait_procs(tree, timeout=5)
     assert not alive, alive
+
+
+def test_peers_that_train_yield_to_one_that_starts(socket_path: str, tmp_path: Path) -> None:
+    before = psutil.Process().nice()
+    lines = start_swarm(socket_path, specs("yields", rounds=10_000), tmp_path)
+    for line in lines:
+        line.wait_for("weights")  # after the first round
+        processes = [psutil.Process(line.pid), *psutil.Process(line.pid).children(recursive=True)]
+        assert len(processes) >= 5
+        assert {process.nice() for process in processes} == {min(before + NICER, 19)}
+    joiner = PeerLine(socket_path, specs("yields", peers=3)[2], tmp_path / "joiner.log")
+    assert psutil.Process(joiner.pid).nice() == before
 
 
 def exit_of(line: PeerLine) -> dict[str, object]:
