@@ -19,6 +19,7 @@ from rayhive.cluster.node import forkserver_manager
 from rayhive.cluster.node.forkserver_manager import ForkserverManager, tail
 from rayhive.cluster.node.process_group import records
 from rayhive.cluster.node.processes import started
+from rayhive.cluster.replicate import peer_actor
 from rayhive.cluster.replicate.peer_actor import (
     Exited,
     HostedPeer,
@@ -27,7 +28,7 @@ from rayhive.cluster.replicate.peer_actor import (
     StreamItem,
 )
 from rayhive.errors import PeerError
-from rayhive.events import DHTReady, PeerReady, Round
+from rayhive.events import DHTReady, Event, PeerReady, Round, Spawned, Transition, Weights
 from rayhive.spec.commands import Shutdown, Start, Train
 from tests.integration.cluster_harness import FAKE_FORKSERVER, replicate
 
@@ -91,6 +92,41 @@ def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
         assert not await actor.command(Train(), "3")
 
     with_peer(folder, body, rounds=3)
+
+
+def test_the_events_of_a_round_come_in_one_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last event of the second round does not come; the others wait for it no longer."""
+    monkeypatch.setattr(peer_actor, "_FOLLOWED_WITHIN", 0.2)
+    events: list[Event] = [
+        Round(round=1, samples=8, outcome="averaged"),
+        Transition(round=1, seconds=1.0),
+        Weights(round=1, sketch=[0.0], finite=True),
+        Round(round=2, samples=8, outcome="averaged"),
+    ]
+
+    async def body() -> None:
+        sleeper = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=True)
+        actor = HostedPeer("peer-0")
+
+        async def forkserver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            for event in (Spawned(pid=sleeper.pid), *events):
+                writer.write(event.model_dump_json().encode() + b"\n")
+                await asyncio.sleep(0.02)
+
+        async with await asyncio.start_unix_server(forkserver, folder / "z"):
+            spec = replicate(folder).peer_spec(0)
+            order = PeerStart(spec, str(folder / "z"), "", str(folder / "p0"), gpus=False)
+            await actor.start(order)
+            for taken, expected in ((0, events[:3]), (3, events[3:])):
+                found = await actor.next_items(taken, 10.0)
+                assert [type(item) for item in found] == [type(event) for event in expected]
+            await actor.close()
+            await sleeper.wait()
+
+    asyncio.run(body())
 
 
 def test_a_death_is_reported_with_its_signal(folder: Path) -> None:

@@ -32,6 +32,9 @@ from rayhive.spec.replicate import PeerSpec
 _EXITED = "exited"
 #: Events after which the peer may own new processes and sockets.
 _RECORDED_AFTER = (events.DHTReady, events.PeerReady, events.TrainingStarted, events.PeerFinished)
+#: Events that are followed by others of the same round at once, and the longest wait for those [s].
+_FOLLOWED = (events.Round, events.Transition)
+_FOLLOWED_WITHIN = 0.05
 _LINE_LIMIT = 2**26
 _SPAWN_TIMEOUT = 20.0
 #: Time that the forkserver has to report the exit code of a dead peer [s].
@@ -200,17 +203,23 @@ class HostedPeer:
     async def next_items(self, after: int, timeout: float) -> list[StreamItem]:
         """Return the items from number ``after`` on; wait for one if there is none yet.
 
-        The call confirms the arrival of the items before ``after``, and they are dropped here. The
-        last item of a peer is :class:`Exited`. The list is empty if ``timeout`` seconds passed.
+        The events of a round are returned together, because a call costs milliseconds. The call
+        confirms the arrival of the items before ``after``, and they are dropped here. The last item
+        of a peer is :class:`Exited`. The list is empty if ``timeout`` seconds passed.
         """
         async with self._news:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(
                     self._news.wait_for(lambda: self._taken + len(self._items) > after), timeout
                 )
+                await asyncio.wait_for(self._news.wait_for(self._round_is_told), _FOLLOWED_WITHIN)
             del self._items[: max(0, after - self._taken)]
             self._taken = max(after, self._taken)
             return list(self._items)
+
+    def _round_is_told(self) -> bool:
+        """Return whether no further event of a round is to come at once."""
+        return not self._items or not isinstance(self._items[-1], _FOLLOWED)
 
     async def command(self, command: Command, key: str) -> bool:
         """Send a command to the peer, once for each key.
