@@ -145,7 +145,7 @@ def place(recorded: Path, tmp_path: Path, world: World, monkeypatch: pytest.Monk
     return here
 
 
-@pytest.mark.parametrize("command", cases())
+@pytest.mark.parametrize("command", list(cases()))
 def test_a_command_of_the_pages_is_taken(command: str, place: Path) -> None:
     typed = words(command)
     if "s3://" in command:

@@ -153,7 +153,14 @@ def test_a_healed_partition_is_a_reunion_for_all(run: Any, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("size", "seed", "seconds"),
-    [(4, 0, 5.0), (20, 0, 5.0), (20, 1, 5.0), (20, 3, 0.0), (20, 3, 2.0), (20, 11, 20.0)],
+    [
+        (4, 0, 5.0),
+        (20, 0, 5.0),
+        (20, 3, 0.0),
+        pytest.param(20, 1, 5.0, marks=pytest.mark.slow),
+        pytest.param(20, 3, 2.0, marks=pytest.mark.slow),
+        pytest.param(20, 11, 20.0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_peer_that_is_cut_off_loses_all_others_and_comes_back_for_good(
     run: Any, size: int, seed: int, seconds: float

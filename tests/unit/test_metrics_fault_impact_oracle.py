@@ -291,7 +291,9 @@ def compare(timeline: Timeline) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize(
+    "part", [*range(4), *(pytest.param(part, marks=pytest.mark.slow) for part in range(4, 8))]
+)
 def test_an_independent_implementation_finds_the_same_times(part: int) -> None:
     assert sum(compare(storm(seed).timeline) for seed in range(50 * part, 50 * part + 50)) > 50
 
