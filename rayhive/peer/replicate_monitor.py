@@ -81,11 +81,8 @@ class ReplicateMonitor:
             event = event.model_copy(update={"lost": self.samples.drop(event.kept or 0)})
         self._preemption.note(event)
         self.channel.emit(event)
-        if isinstance(event, events.Round) and event.outcome in events.GROUPED:
-            self._yield_once()
-
-    def _yield_once(self) -> None:
-        if not self._yields:
+        contributed = isinstance(event, events.Round) and event.outcome in events.GROUPED
+        if contributed and not self._yields:
             self._yields = True
             yield_to_starting_peers()
 
