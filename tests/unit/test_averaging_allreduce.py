@@ -201,7 +201,7 @@ def test_a_silent_peer_is_reported_by_senders_and_reducers(run: Any) -> None:
 
 
 @pytest.mark.parametrize("heard", ["before", "as it begins", "never"])
-def test_a_peer_that_was_lost_while_the_group_formed_is_not_awaited(heard: str) -> None:
+def test_a_peer_that_was_lost_while_the_group_formed_is_not_awaited(run: Any, heard: str) -> None:
     async def body() -> None:
         lost = PeerID(b"peer 2")
         options = {"absent": frozenset({lost.to_bytes()} if heard == "before" else ())}
@@ -225,7 +225,7 @@ def test_a_peer_that_was_lost_while_the_group_formed_is_not_awaited(heard: str) 
             assert runner.failures == [f"reducer {lost}: {why}"]
             assert runner.fraction() < 1.0
 
-    asyncio.run(body())
+    run(body())
 
 
 @pytest.mark.parametrize("bad", [[2], [0, 2], [0, 1, 2]])

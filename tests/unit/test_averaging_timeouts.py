@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.virtual_time import VirtualLoop
 from rayhive.averaging.step_requests import StepRequests
 from rayhive.averaging.timeouts import in_time, while_it_moves
 
 FAR = 60.0
 
 
-def test_work_goes_on_as_long_as_it_moves() -> None:
+def test_work_goes_on_as_long_as_it_moves(run: Any) -> None:
     async def body() -> None:
         moved = 0
 
@@ -31,9 +30,7 @@ def test_work_goes_on_as_long_as_it_moves() -> None:
         await while_it_moves(work(), lambda: moved, 1.0)
         assert moved == 8
 
-    loop = VirtualLoop()
-    loop.run(body())
-    loop.end()
+    run(body())
 
 
 def test_work_that_stands_still_is_cancelled() -> None:
@@ -162,7 +159,7 @@ def test_a_stream_in_time_is_passed_on(timeout: float | None) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_an_item_that_does_not_come_ends_a_stream(number: int) -> None:
+def test_an_item_that_does_not_come_ends_a_stream(run: Any, number: int) -> None:
     async def body() -> None:
         ended, got = asyncio.Event(), []
         with pytest.raises(asyncio.TimeoutError, match=r"nothing came for 0\.05 s"):
@@ -172,10 +169,10 @@ def test_an_item_that_does_not_come_ends_a_stream(number: int) -> None:
         assert ended.is_set(), "the wait for it was cancelled"
         await asyncio.sleep(0)  # the task itself is not cancelled
 
-    asyncio.run(body())
+    run(body())
 
 
-def test_the_time_that_a_reader_takes_does_not_count() -> None:
+def test_the_time_that_a_reader_takes_does_not_count(run: Any) -> None:
     async def body() -> None:
         got = []
         async for each in in_time(slow_from(4, asyncio.Event(), asyncio.Event()), 0.1):
@@ -185,7 +182,7 @@ def test_the_time_that_a_reader_takes_does_not_count() -> None:
                 break
         assert got == list(range(4))
 
-    asyncio.run(body())
+    run(body())
 
 
 def test_a_cancelled_reader_of_a_stream_is_cancelled() -> None:
