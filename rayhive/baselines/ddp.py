@@ -94,8 +94,12 @@ class MeasuredDDP(DDPStrategy):
         self._traffic, self._hook, self._state = traffic, hook, state
 
     def setup(self, trainer: Trainer) -> None:
-        """Wrap the module and register the hook."""
+        """Wrap the module, register the hook, and drop Lightning's broadcasts."""
         super().setup(trainer)
+        # Lightning awaits a broadcast before every batch, and ignores its errors. Torch alone does
+        # without this round trip, and a member hears of signals from its channel.
+        loop = trainer.fit_loop.epoch_loop
+        loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         assert isinstance(self.model, DistributedDataParallel)
         # torch refuses annotations that are text, as those of this file are
         hook = lambda state, bucket: self._noted(state, bucket)  # noqa: E731
