@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins.environments import MPIEnvironment
 
-from rayhive.baselines.single import Alone
-from rayhive.events import Event
+from rayhive.events import Event, Round
 from rayhive.peer.baseline import BaselineTraining
 from rayhive.peer.from_spec import PeerFit
+from rayhive.registry import BASELINES
 from rayhive.spec.replicate import PeerSpec
 
 ROUNDS = 3
@@ -39,7 +41,12 @@ class Poison(Callback):
                 next(pl_module.parameters()).view(-1)[0] = torch.inf
 
 
-def events_of(seed: int = 7, poisoned: int | None = None) -> list[Event]:
+def events_of(
+    seed: int = 7,
+    poisoned: int | None = None,
+    baseline: str = "single",
+    begins: Callable[[Any], None] = lambda kind: None,
+) -> list[Event]:
     """Return the events of a peer that trains alone for some rounds of two batches."""
     spec = PeerSpec.model_validate(
         {
@@ -52,14 +59,14 @@ def events_of(seed: int = 7, poisoned: int | None = None) -> list[Event]:
             "configuration": {},
             "budget": {"samples_per_replicate": 16 * ROUNDS, "seconds_per_replicate": 60},
             "evaluation": {"every_samples": 16 * ROUNDS},
-            "baseline": "single",
+            "baseline": baseline,
         }
     )
     emitted: list[Event] = []
-    channel = SimpleNamespace(
-        emit=emitted.append, wait_for=lambda kind: None, notice=None, stop_reason=None
-    )
-    fit, member = PeerFit(spec, (0, 1)), Alone(spec, 8)
+    channel = SimpleNamespace(emit=emitted.append, wait_for=begins, notice=None, stop_reason=None)
+    fit, member = PeerFit(spec, (0, 1)), BASELINES.get(baseline)().member(spec, 8)
+    member.listen([])
+    member.connect()
     training = BaselineTraining(spec, fit, member, channel, {})  # type: ignore[arg-type]
     trainer = fit.make_trainer(
         member.strategy(),  # type: ignore[arg-type]
@@ -97,3 +104,17 @@ def test_a_large_seed_trains() -> None:
 def test_the_loss_of_a_round_is_the_mean_over_its_batches() -> None:
     first = next(event for event in events_of() if event.kind == "round")
     assert first["loss"] == pytest.approx(math.log(10), abs=0.2)  # of ten digits, by chance
+
+
+def test_a_member_of_ddp_exchanges_nothing_before_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")  # the member sets them; they are restored after the test
+    broadcasts: list[Any] = []
+
+    def begins(kind: Any) -> None:  # from here on Lightning sees two members
+        monkeypatch.setattr(Trainer, "world_size", 2)
+        monkeypatch.setattr(dist, "broadcast", lambda *args, **_: broadcasts.append(args))
+
+    emitted = events_of(baseline="ddp", begins=begins)
+    assert [event.round for event in emitted if isinstance(event, Round)] == [1, 2, 3]
+    assert not broadcasts
