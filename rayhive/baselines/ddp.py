@@ -113,8 +113,6 @@ class MeasuredDDP(DDPStrategy):
 class Rank(Member):
     """One process of a DDP training."""
 
-    #: Further arguments of ``DistributedDataParallel``.
-    arguments: ClassVar[dict[str, Any]] = {}
     #: Class of the strategy.
     strategy_type: ClassVar[type[MeasuredDDP]] = MeasuredDDP
 
@@ -134,6 +132,10 @@ class Rank(Member):
     def hook(self) -> tuple[Hook, Any]:
         """Return the communication hook and its state."""
         return default_hooks.allreduce_hook, None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return further arguments of the strategy and of ``DistributedDataParallel``."""
+        return {}
 
     def listen(self, known: Sequence[str]) -> list[str]:
         """Create the store of the group, or connect to it."""
@@ -169,7 +171,7 @@ class Rank(Member):
             parallel_devices=[torch.device(device)],
             cluster_environment=PeerEnvironment(self.spec.peer, self._size),
             process_group_backend=backend(self.spec),
-            **self.arguments,
+            **self.arguments(),
         )
 
     def training_began(self) -> None:

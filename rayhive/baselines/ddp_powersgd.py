@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -25,8 +25,6 @@ class PowerSGDRank(Rank):
     All gradients are in one bucket: over gloo the factors of several buckets would cross.
     """
 
-    arguments: ClassVar[dict[str, Any]] = {"bucket_cap_mb": ONE_BUCKET_MB}
-
     def hook(self) -> tuple[Hook, Any]:
         """Return torch's hook, and a state that begins after a tenth of the rounds."""
         rounds = self.spec.budget.rounds(self.round_size) or 0
@@ -36,6 +34,10 @@ class PowerSGDRank(Rank):
             start_powerSGD_iter=max(FEWEST, round(DENSE_SHARE * rounds)),
         )
         return powerSGD_hook.powerSGD_hook, state
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the size of a bucket."""
+        return {"bucket_cap_mb": ONE_BUCKET_MB}
 
     def strategy(self) -> MeasuredDDP:
         """Return the strategy, with one bucket from the first round on."""

@@ -14,6 +14,7 @@ from rayhive.events import ReplicateStarted
 from rayhive.metrics.logs import read_timelines
 from rayhive.metrics.row_cache import RowCache
 from rayhive.registry import METRICS
+from rayhive.spec.study import BASELINE_SETTINGS
 from rayhive.timeline import FINISHED, UNCOUNTED, UNFINISHED, UNKNOWN, Timeline
 
 #: Scenario without faults; every other scenario is compared with it.
@@ -142,8 +143,9 @@ def _computed_attempts(folder: str | Path) -> Iterator[Attempt]:
 def _attempt(timeline: Timeline) -> Attempt:
     started = timeline.first(ReplicateStarted)
     spec = timeline.spec.model_dump(mode="json", exclude=_NOT_IDENTITY)
-    if timeline.spec.baseline != "elastic":  # its settings may be given when it is added
-        del spec["elastic"]
+    for key, baseline in BASELINE_SETTINGS.items():
+        if timeline.spec.baseline != baseline:  # its settings may be given when it is added
+            del spec[key]
     # without faults, an empty plan is equal to none
     calm = json.dumps({**spec, "scenario": NO_FAULTS, "plan": None}, sort_keys=True)
     faulted = timeline.spec.scenario != NO_FAULTS

@@ -15,6 +15,7 @@ from rayhive.spec.study import (
     Budget,
     ElasticConfig,
     Evaluation,
+    LocalSGDConfig,
     PreemptionConfig,
     Timeouts,
     WorkloadConfig,
@@ -39,6 +40,7 @@ class TrainingSpec(Model):
             replicate number, so that rows differ by configuration alone.
         baseline: Name of the baseline that trains instead of the swarm; None for the swarm.
         elastic: Settings of the baseline ``elastic``.
+        local_sgd: Settings of the baseline ``local-sgd``.
         directory: Working directory of the driver; also that of the peers, on every node that has
             it. None is the one in which a peer starts.
     """
@@ -51,12 +53,16 @@ class TrainingSpec(Model):
     evaluation: Evaluation = Evaluation()
     baseline: str | None = None
     elastic: ElasticConfig = ElasticConfig()
+    local_sgd: LocalSGDConfig = LocalSGDConfig()
     directory: str | None = None
 
     @property
     def round_size(self) -> int:
         """Samples of a round, over the swarm."""
-        return self.configuration.round_size(self.swarm.target_batch_size)
+        target = self.swarm.target_batch_size
+        if self.baseline == "local-sgd":
+            return target * self.local_sgd.local_steps
+        return self.configuration.round_size(target)
 
     @model_validator(mode="before")
     @classmethod

@@ -140,6 +140,20 @@ class ElasticConfig(Model):
     keep_alive_max_attempt: int = Field(default=3, ge=1, le=1000)
 
 
+class LocalSGDConfig(Model):
+    """Settings of the baseline ``local-sgd``.
+
+    Attributes:
+        local_steps: Batches of the swarm in a round, as with the axis ``local_steps``.
+    """
+
+    local_steps: int = Field(default=4, ge=1, le=MOST)
+
+
+#: Key of a baseline's settings -> name of the baseline.
+BASELINE_SETTINGS = {"elastic": "elastic", "local_sgd": "local-sgd"}
+
+
 class PreemptionConfig(Model):
     """Reaction to the notice of Ray or of a cloud that a node will be taken away.
 
@@ -178,6 +192,7 @@ class SweepConfig(Model):
         baselines: Names of other ways to train the workload, which are measured for comparison
             under the same scenarios, seeds and links.
         elastic: Settings of the baseline ``elastic``.
+        local_sgd: Settings of the baseline ``local-sgd``.
         objectives: Column -> direction.
         budget: Limits of the study and of its replicates.
         evaluation: Schedule of evaluations.
@@ -206,6 +221,7 @@ class SweepConfig(Model):
     replicates: int = Field(default=3, ge=1, le=1000)
     baselines: tuple[str, ...] = ()
     elastic: ElasticConfig = ElasticConfig()
+    local_sgd: LocalSGDConfig = LocalSGDConfig()
     objectives: dict[str, Direction] = Field(
         default={"time_to_target_s": "minimize", "payload_bytes_per_sample": "minimize"},
         min_length=1,

@@ -327,6 +327,7 @@ class Driver:
             evaluation=config.evaluation,
             timeouts=config.timeouts,
             elastic=config.elastic,
+            local_sgd=config.local_sgd,
             preemption=config.preemption,
             folder=str(self.folder.replicate(record.place, number, scenario.name)),
             code=None if self.code is None else self.code.digest,

@@ -11,7 +11,7 @@ from typing import Any
 from rayhive.errors import Problem
 from rayhive.spec import SweepConfig
 from rayhive.spec.fault_plan import FaultPlan
-from rayhive.spec.study import scenario_label
+from rayhive.spec.study import BASELINE_SETTINGS, scenario_label
 from rayhive.spec.yaml_data import dotted
 
 #: Numbers that may grow when a study is resumed.
@@ -35,8 +35,9 @@ def differences(before: SweepConfig, now: SweepConfig, run: Path) -> Iterator[Pr
     old, new = dict(dotted(before.as_data())), dict(dotted(now.as_data()))
     added = {scenario_label(name) for name in set(now.scenarios) - set(before.scenarios)}
     of_added = tuple(f"scenario_args.{name}" for name in added)
-    if not (run / "trials" / "elastic").exists():
-        of_added += ("elastic",)
+    for setting, baseline in BASELINE_SETTINGS.items():
+        if not (run / "trials" / baseline).exists():
+            of_added += (setting,)
     for key in sorted(old.keys() | new.keys()):
         was, value = old.get(key), new.get(key)
         if was == value or MAY_CHANGE.fullmatch(key) or _grows(key, was, value):

@@ -72,6 +72,23 @@ def test_hooks_send_less_and_keep_replicas_equal(
     assert sketches(lines[0]) == sketches(lines[1])
 
 
+def test_members_of_local_sgd_step_alone_and_send_their_parameters_once_a_round(
+    server: str, tmp_path: Path
+) -> None:
+    # 4 batches of the swarm of 50 samples are 9 steps of each of three members, that is 216
+    swarm = {"target_batch_size": 50, "batch_size": 8}
+    lines = start_swarm(server, members("local-sgd", 3, swarm=swarm, samples=432), tmp_path)
+    finish_swarm(lines)
+    dense = lines[0].of("peer_ready")[0]["dense_payload_bytes"]
+    for line in lines:
+        assert [event["round"] for event in line.of("round")] == [1, 2]
+        assert {event["samples"] for event in line.of("round")} == {72}
+        assert {event["sent_bytes"] for event in line.of("round")} == {round(4 / 3 * dense)}
+        assert sketches(line) == sketches(lines[0])
+    losses = [[event["loss"] for event in line.of("round")] for line in lines]
+    assert losses[0] != losses[1]  # of data of their own
+
+
 def test_all_members_stop_in_the_same_round_when_one_is_asked_to(
     server: str, tmp_path: Path
 ) -> None:

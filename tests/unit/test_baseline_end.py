@@ -46,6 +46,8 @@ def events_of(
     poisoned: int | None = None,
     baseline: str = "single",
     begins: Callable[[Any], None] = lambda kind: None,
+    samples: int = 16 * ROUNDS,
+    **settings: Any,
 ) -> list[Event]:
     """Return the events of a peer that trains alone for some rounds of two batches."""
     spec = PeerSpec.model_validate(
@@ -57,9 +59,10 @@ def events_of(
             "workload": {"name": "digits"},
             "swarm": {"peers": 1, "batch_size": 8, "target_batch_size": 16},
             "configuration": {},
-            "budget": {"samples_per_replicate": 16 * ROUNDS, "seconds_per_replicate": 60},
+            "budget": {"samples_per_replicate": samples, "seconds_per_replicate": 60},
             "evaluation": {"every_samples": 16 * ROUNDS},
             "baseline": baseline,
+            **settings,
         }
     )
     emitted: list[Event] = []
@@ -118,3 +121,24 @@ def test_a_member_of_ddp_exchanges_nothing_before_a_batch(monkeypatch: pytest.Mo
     emitted = events_of(baseline="ddp", begins=begins)
     assert [event.round for event in emitted if isinstance(event, Round)] == [1, 2, 3]
     assert not broadcasts
+
+
+def test_a_member_of_local_sgd_averages_after_each_round_of_steps_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    averaged: list[int] = []
+    reduce = dist.all_reduce
+
+    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        averaged.append(tensor.numel())
+        return reduce(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(dist, "all_reduce", counted)
+    emitted = events_of(baseline="local-sgd", local_sgd={"local_steps": 3}, samples=96)
+    rounds = [event for event in emitted if isinstance(event, Round)]
+    # three batches of the swarm, 16 samples each, are six steps of eight
+    assert [(event.round, event.samples) for event in rounds] == [(1, 48), (2, 48)]
+    parameters = next(event for event in emitted if event.kind == "peer_ready").dense_payload_bytes
+    assert [size for size in averaged if size > 1] == [parameters // 4] * 2

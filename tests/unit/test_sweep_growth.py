@@ -170,11 +170,35 @@ def test_replicates_of_local_steps_are_added_under_faults_by_round(tmp_path: Pat
     assert sum(world.starts.values()) == 4
 
 
-def test_settings_of_elastic_stay_with_its_replicates(run_dir: Path) -> None:
-    def elastic(period: int, baselines: tuple[str, ...] = ("elastic",)) -> ResolvedStudy:
-        return make(baselines=list(baselines), elastic={"checkpoint_every_rounds": period})
+@pytest.mark.parametrize(
+    ("baseline", "key", "field"),
+    [
+        ("elastic", "elastic", "checkpoint_every_rounds"),
+        ("local-sgd", "local_sgd", "local_steps"),
+    ],
+)
+def test_settings_of_a_baseline_stay_with_its_replicates(
+    baseline: str, key: str, field: str, run_dir: Path
+) -> None:
+    def study(value: int, baselines: tuple[str, ...] = (baseline,)) -> ResolvedStudy:
+        return make(baselines=list(baselines), **{key: {field: value}})
 
-    run(elastic(5, baselines=()), run_dir)
-    run(elastic(11), run_dir)  # not used before
-    run(elastic(11, baselines=()), run_dir)
-    assert "elastic.checkpoint_every_rounds" in refused(elastic(17), run_dir)
+    run(study(5, baselines=()), run_dir)
+    run(study(11), run_dir)  # not used before
+    run(study(11, baselines=()), run_dir)
+    assert f"{key}.{field}" in refused(study(17), run_dir)
+
+
+@pytest.mark.usefixtures("fakes")
+def test_faults_by_round_come_after_as_many_samples_with_local_sgd(tmp_path: Path) -> None:
+    swarm = {**GIVEN["swarm"], "peers": 3}
+    given = {"scenarios": ["kill-one"], "swarm": swarm, "baselines": ["ddp", "local-sgd"]}
+    folder = tmp_path / "run"
+    run(make(**given, local_sgd={"local_steps": 4}), folder)
+    specs = [ReplicateSpec.model_validate_json(p.read_text()) for p in folder.rglob("spec.json")]
+    rounds = {
+        spec.baseline: spec.plan.faults[0].at.round
+        for spec in specs
+        if spec.plan and spec.plan.faults and spec.baseline
+    }
+    assert rounds == {"ddp": 20, "local-sgd": 5}
