@@ -101,9 +101,10 @@ def test_all_members_stop_in_the_same_round_when_one_is_asked_to(
     assert {(end["reason"], end["round"]) for end in ends} == {("target", ends[0]["round"])}
 
 
-def test_ddp_fails_when_a_member_is_gone(server: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ddp", "local-sgd"])
+def test_it_fails_when_a_member_is_gone(name: str, server: str, tmp_path: Path) -> None:
     swarm = {"target_batch_size": 32, "batch_size": 8}
-    lines = start_swarm(server, members("ddp", 2, swarm=swarm), tmp_path)
+    lines = start_swarm(server, members(name, 2, swarm=swarm), tmp_path)
     lines[1].wait_for("evaluation")
     kill_groups(lines[0].pid)
     while not lines[1].of("peer_failed"):
