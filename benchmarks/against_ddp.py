@@ -113,11 +113,13 @@ class Measured:
     Attributes:
         seconds: Durations of rounds, of all peers and turns [s].
         sent: Bytes that a peer sent in a round, by turn and peer.
+        processor_s: Processor time of a peer in a round, by turn and peer [s].
         incomplete: Averagings that were not complete.
     """
 
     seconds: list[float] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
+    processor_s: list[float] = field(default_factory=list)
     incomplete: int = 0
 
 
@@ -187,14 +189,17 @@ def measure(cell: Cell, variants: list[str], repeats: int, most: int) -> dict[st
                 for peer in turn(name, cell, on, rounds):
                     found[name].seconds += peer["seconds"]
                     found[name].sent.append(peer["sent"])
+                    found[name].processor_s.append(peer["processor_s"])
                     found[name].incomplete += peer["incomplete"]
-    print("| variant | s a round | p5-p95 | kB sent | over DDP (95 %) | rounds | incomplete |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
+    columns = ["variant", "s a round", "p5-p95", "kB sent", "processor ms"]
+    print(f"| {' | '.join([*columns, 'over DDP (95 %)', 'rounds', 'incomplete'])} |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for name, rows in found.items():
         p5, p50, p95 = np.percentile(rows.seconds, [5, 50, 95])
         rival = RIVAL.get(name, "")
         over = str(ratio(rows.seconds, found[rival].seconds)) if rival in found else ""
-        cells = [f"{p50:.3f}", f"{p5:.2f}-{p95:.2f}", f"{np.mean(rows.sent) / 1e3:.0f}", over]
+        means = [f"{1e-3 * np.mean(rows.sent):.0f}", f"{1e3 * np.mean(rows.processor_s):.0f}"]
+        cells = [f"{p50:.3f}", f"{p5:.2f}-{p95:.2f}", *means, over]
         counts = [str(rounds * repeats), str(rows.incomplete)]
         print(f"| {' | '.join([name, *cells, *counts])} |", flush=True)
     return found

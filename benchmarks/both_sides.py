@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from benchmarks.shaped_peers import INTERFACE, Seat, wire
 
 PARAMETERS = 64 * 768 + 768 + 768 * 896 + 896 + 896 * 10 + 10
@@ -17,7 +19,7 @@ RUN = "against-ddp"
 
 
 class Stops:
-    """Notes the end of every round, and the bytes that were sent until then.
+    """Notes the end of every round, and the bytes sent and processor time spent until then.
 
     Args:
         warm_up: Rounds before the measurement.
@@ -26,17 +28,32 @@ class Stops:
 
     def __init__(self, warm_up: int, interface: str = INTERFACE) -> None:
         self._warm_up, self._interface = warm_up, interface
-        self._at: dict[int, tuple[float, int]] = {}
+        self._processes: list[psutil.Process] = []
+        self._at: dict[int, tuple[float, int, float]] = {}
 
     def note(self, round_: int) -> None:
-        self._at.setdefault(round_, (time.perf_counter(), wire(self._interface).sent))
+        if round_ >= self._warm_up and round_ not in self._at:
+            now = time.perf_counter()
+            self._at[round_] = now, wire(self._interface).sent, self._processor_s()
+
+    def _processor_s(self) -> float:
+        """Return the processor time of this process and its children [s]."""
+        if not self._processes:
+            this = psutil.Process()
+            self._processes = [this, *this.children(recursive=True)]
+        spent = [process.cpu_times() for process in self._processes]
+        return float(sum(times.user + times.system for times in spent))
 
     def result(self, incomplete: int = 0) -> dict[str, Any]:
-        """Return the durations of the measured rounds and the bytes sent in each."""
-        stops = [self._at[round_] for round_ in sorted(self._at) if round_ >= self._warm_up]
-        sent = (stops[-1][1] - stops[0][1]) / (len(stops) - 1)
-        seconds = [later[0] - one[0] for one, later in itertools.pairwise(stops)]
-        return {"seconds": seconds, "sent": sent, "incomplete": incomplete}
+        """Return the durations of the measured rounds; bytes and processor time of the mean one."""
+        stops = [self._at[round_] for round_ in sorted(self._at)]
+        rounds = len(stops) - 1
+        return {
+            "seconds": [later[0] - one[0] for one, later in itertools.pairwise(stops)],
+            "sent": (stops[-1][1] - stops[0][1]) / rounds,
+            "processor_s": (stops[-1][2] - stops[0][2]) / rounds,
+            "incomplete": incomplete,
+        }
 
 
 @dataclass
