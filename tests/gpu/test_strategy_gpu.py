@@ -18,6 +18,7 @@ from tests.integration.toy import (
     flat,
     left_behind,
     loader,
+    stay_in_rounds,
 )
 from tests.integration.toy import trainer as make_trainer
 
@@ -51,6 +52,7 @@ def fit(
 
     from rayhive import HivemindStrategy
 
+    stay_in_rounds()
     on_gpu = accelerator == "gpu"
     last = torch.cuda.device_count() - 1
     module = Regression(seed=peer, optimizer=lambda p: torch.optim.Adam(p, lr=0.01))

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from tests.integration.swarm_helpers import call
-from tests.integration.toy import FAST, NOTHING, Regression, Together, flat, left_behind, loader
+from tests.integration.toy import (
+    FAST,
+    NOTHING,
+    Regression,
+    Together,
+    flat,
+    left_behind,
+    loader,
+    stay_in_rounds,
+)
 from tests.integration.toy import trainer as make_trainer
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -130,6 +139,7 @@ def run_peer(usage: str, peer: int, folder: str) -> dict[str, Any]:
     import torch
     from torch.nn.functional import mse_loss
 
+    stay_in_rounds()
     events: list[tuple[str, dict[str, Any]]] = []
     strategy = USAGES[usage](
         {**FAST, "on_event": lambda kind, fields: events.append((kind, fields))}

@@ -15,7 +15,7 @@ from hivemind.compression import Uniform8BitQuantization
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as PowerSGD
 
 from tests.integration.swarm_helpers import call
-from tests.integration.toy import FAST, LOOPBACK, Together, loader
+from tests.integration.toy import FAST, LOOPBACK, Together, loader, stay_in_rounds
 from tests.integration.toy import trainer as make_trainer
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -65,6 +65,7 @@ class Normed(pl.LightningModule):
 def one_of_two(folder: str, peer: int, way: str) -> dict[str, Any]:
     from rayhive import HivemindStrategy
 
+    stay_in_rounds()
     rounds: list[tuple[str, str]] = []
     ends: list[dict[str, Any]] = []
     address = Path(folder) / "addresses.json"
