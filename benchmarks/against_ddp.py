@@ -8,7 +8,8 @@ same codec when communication takes about as long as computation.
 Both train the same module of 0.75 million parameters on the same links. One peer's computation of a
 round is five waits in the module's forward pass, 0.1 s together: real computation of 4 peers would
 compete for the cores of this machine. The variants take turns in fresh processes. A round's time is
-that between two optimizer steps of a peer; the bytes are those that its interface sent. torch's
+that between two optimizer steps of a peer; the bytes are those that its interface sent,
+and the processor time that of all its processes. torch's
 PowerSGD hook needs a single bucket over gloo, or collectives of different buckets cross; the other
 variants have torch's default buckets.
 

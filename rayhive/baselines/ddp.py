@@ -119,8 +119,7 @@ class Rank(Member):
     def __init__(self, spec: PeerSpec, batch_size: int) -> None:
         super().__init__(spec, batch_size)
         self._size = spec.peers
-        target = spec.swarm.target_batch_size
-        self.batches_per_round = batches_per_round(target, batch_size, self._size)
+        self.batches_per_round = batches_per_round(spec.round_size, batch_size, self._size)
         self.round_size = self.batches_per_round * batch_size * self._size
         self._traffic = Traffic()
 

@@ -10,7 +10,6 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
-from rayhive.baselines.base import batches_per_round
 from rayhive.baselines.ddp import Ddp, Hook, MeasuredDDP, Rank
 from rayhive.spec.replicate import PeerSpec
 
@@ -53,9 +52,7 @@ class LocalRank(Rank):
 
     def __init__(self, spec: PeerSpec, batch_size: int) -> None:
         super().__init__(spec, batch_size)
-        self._steps = batches_per_round(spec.round_size, batch_size, self._size)
-        self.batches_per_round = 1
-        self.round_size = self._steps * batch_size * self._size
+        self._steps, self.batches_per_round = self.batches_per_round, 1
 
     def hook(self) -> tuple[Hook, Any]:
         """Return torch's hook, and a state that begins with local steps and shares no gradients."""

@@ -109,9 +109,15 @@ def test_the_loss_of_a_round_is_the_mean_over_its_batches() -> None:
     assert first["loss"] == pytest.approx(math.log(10), abs=0.2)  # of ten digits, by chance
 
 
-def test_a_member_of_ddp_exchanges_nothing_before_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the variables that a member of DDP sets."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")  # the member sets them; they are restored after the test
+        monkeypatch.setenv(name, "1")
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_a_member_of_ddp_exchanges_nothing_before_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     broadcasts: list[Any] = []
 
     def begins(kind: Any) -> None:  # from here on Lightning sees two members
@@ -123,11 +129,10 @@ def test_a_member_of_ddp_exchanges_nothing_before_a_batch(monkeypatch: pytest.Mo
     assert not broadcasts
 
 
+@pytest.mark.usefixtures("own_environment")
 def test_a_member_of_local_sgd_averages_after_each_round_of_steps_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
     averaged: list[int] = []
     reduce = dist.all_reduce
 
