@@ -27,6 +27,7 @@ from rayhive.averaging.transport import (
 )
 from rayhive.compression.payload import payload
 from rayhive.membership.links.link import Link
+from rayhive.membership.links.pace import Pace
 from rayhive.registry import CODECS
 from tests.unit.allreduce_fakes import LIMIT, SHAPES, average, loopback
 from tests.unit.link_fakes import Network, peer
@@ -84,12 +85,13 @@ def together(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("codec", CODECS_HERE)
 @pytest.mark.parametrize("differences", [False, True])
 def test_every_way_leads_to_the_same_bits_and_counts(
-    peers: int, codec: str, differences: bool
+    peers: int, codec: str, differences: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body() -> None:
         by_daemon = loopback(peers, codec, differences=differences)
         expected = [together(result) for result in await average(by_daemon)]
-        for unlinked in ((), (0,)):
+        for unlinked, slow in (((), False), ((), True), ((0,), False)):
+            monkeypatch.setattr(Pace, "is_slow", lambda pace, slow=slow: slow)
             options = {"unlinked": unlinked, "differences": differences}
             async with linked_group(peers, codec, **options) as (runners, _):
                 got = [together(result) for result in await average(runners)]

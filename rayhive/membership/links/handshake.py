@@ -26,7 +26,7 @@ INVITED_S = 30.0
 HANDSHAKE_S = 5.0
 _KEY, _NONCE, _PROOF = 16, 32, 32
 _PLAIN, _ENCRYPTED = b"\0", b"\1"
-_DIALS, _ACCEPTS = b"rayhive link 2: dials", b"rayhive link 2: accepts"
+_DIALS, _ACCEPTS = b"rayhive link 3: dials", b"rayhive link 3: accepts"
 
 
 class NotProven(ConnectionError):

@@ -20,13 +20,14 @@ from hivemind.utils import get_logger
 
 from rayhive.membership.event_loop import Notifier
 from rayhive.membership.links.handshake import Opened
+from rayhive.membership.links.lossless import coded, restored
 from rayhive.membership.links.wire import Buffer, Wire
 
 logger = get_logger(__name__)
 
 #: Bytes of packets that a sender may be ahead of the reader; one packet may exceed it.
 WINDOW = 1 << 23
-_OPEN, _PACKET, _END, _RESET, _CREDIT, _ASK, _ANSWER = range(7)
+_OPEN, _PACKET, _END, _RESET, _CREDIT, _ASK, _ANSWER, _CODED = range(8)
 _AMOUNT = struct.Struct("!Q")
 
 
@@ -72,8 +73,8 @@ class _Stream:
 
     def arrived(self, kind: int, head: bytes, body: memoryview) -> None:
         """Note a frame of the other side."""
-        if kind == _PACKET:
-            self._inbox.append(Packet(head, body))
+        if kind in (_PACKET, _CODED):
+            self._inbox.append(Packet(head, restored(body) if kind == _CODED else body))
         elif kind == _END:
             self._ended = True
         elif kind == _CREDIT:
@@ -102,7 +103,11 @@ class _Stream:
             self._link.wire.give_turn()
             raise LinkLost(str(self._error)) from self._error
         self._credit -= memoryview(packet.body).nbytes
-        self._link.wire.send(_PACKET, self.number, packet.head, packet.body)
+        coding = coded(packet.body) if self._link.wire.pace.is_slow() else None
+        if coding is not None:
+            self._link.wire.send(_CODED, self.number, packet.head, coding)
+        else:
+            self._link.wire.send(_PACKET, self.number, packet.head, packet.body)
 
     async def receive(self) -> Packet | None:
         """Return the next packet; None after the last one.

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from rayhive.membership.links.pace import Pace, is_loopback
 from rayhive.membership.links.records import LONG, RecordReader, RecordWriter
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Wire:
 
     Attributes:
         lost: Reason for the end of the connection; None while it is open.
+        pace: How fast its bytes get to the other side.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Wire:
     ) -> None:
         self.lost: Exception | None = None
         self._socket = opened.connection
+        self.pace = Pace(self._socket)
         self._on_frame, self._on_lost, self._on_life = on_frame, on_lost, on_life
         self._loop = asyncio.get_running_loop()
         self._descriptor = self._socket.fileno()
@@ -300,12 +302,10 @@ def _control_congestion(connection: socket.socket) -> None:
     network of short round trips BBR sends in windows of four packets, and several connections leave
     a common link idle by turns; CUBIC does not. On loopback there is no queue, and both cost more.
     """
-    place = connection.getpeername()
-    is_local = bool(place) and ip_address(place[0].partition("%")[0]).is_loopback
     if hasattr(socket, "TCP_CONGESTION"):  # Linux
         with suppress(OSError):
             name = b"cubic" if _round_trip(connection) < _NEAR_S else b"bbr"
-            name = b"reno" if is_local else name
+            name = b"reno" if is_loopback(connection) else name
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
 
 

@@ -1,0 +1,193 @@
+"""Lossless coding of what a slow link carries: the same bytes come back, and fewer travel."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import numpy as np
+import pytest
+from hivemind.p2p import PeerID
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayhive.membership.links import link as link_module
+from rayhive.membership.links.link import WINDOW, LinkLost, Packet
+from rayhive.membership.links.lossless import SHORTEST, coded, restored
+from rayhive.membership.links.pace import SLOW, Pace
+from tests.unit.link_fakes import Network, echo, linked, packets, run
+
+
+def gradients(size: int, dtype: str, seed: int = 0) -> bytes:
+    """Return the bytes of numbers whose spread differs from row to row."""
+    chance = np.random.default_rng(seed)
+    spread = np.exp(chance.standard_normal(size // 100 + 1)).repeat(100)[:size]
+    return bytes((chance.standard_normal(size) * spread).astype(dtype).tobytes())
+
+
+@given(
+    st.integers(0, 40_000),
+    st.integers(0, 9),
+    st.sampled_from(["float16", "float32", "float64", "int8", "random", "zeros"]),
+    st.integers(0, 1000),
+)
+def test_a_body_comes_back_bit_for_bit(size: int, start: int, kind: str, seed: int) -> None:
+    if kind == "zeros":
+        body = bytes(size)
+    elif kind == "random":
+        body = np.random.default_rng(seed).bytes(size)
+    else:
+        body = gradients(size, kind, seed)
+    body = body[start:]
+    coding = coded(body)
+    if coding is not None:
+        assert len(coding) < len(body)
+        again = restored(coding)
+        assert bytes(again) == body
+        assert not again.readonly, "a tensor may use its memory"
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 0.86), ("float16", 0.92)])
+@pytest.mark.parametrize("start", range(4))
+def test_floats_become_shorter_wherever_they_begin(dtype: str, most: float, start: int) -> None:
+    body = bytes(start) + gradients(50_000, dtype)
+    coding = coded(memoryview(body))
+    assert coding is not None and len(coding) <= most * len(body)
+
+
+def test_what_does_not_become_shorter_is_left_as_it_is() -> None:
+    assert coded(np.random.default_rng(0).bytes(100_000)) is None
+    assert coded(bytes(SHORTEST - 1)) is None
+    assert coded(bytes(SHORTEST)) is not None
+
+
+def test_a_damaged_coding_is_an_error() -> None:
+    coding = coded(gradients(5000, "float32"))
+    assert coding is not None
+    for damaged in (b"", coding[:20], coding[:-1], coding + b"\0", b"\1" + coding[1:]):
+        with pytest.raises(ValueError, match=r"coding|plane"):
+            restored(damaged)
+    at = coding.rindex(b"\x28\xb5\x2f\xfd")  # begin of a frame of Zstandard
+    with pytest.raises(ValueError, match="plane"):
+        restored(coding[:at] + b"\0" + coding[at + 1 :])
+
+
+def test_a_plane_that_unpacks_to_another_size_is_an_error() -> None:
+    coding = coded(bytes(8000))
+    assert coding is not None
+    with pytest.raises(ValueError, match="another size"):
+        restored(struct.pack("!Q", 8004) + coding[8:])
+
+
+def always_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pace, "is_slow", lambda pace: True)
+
+
+def test_a_slow_link_carries_fewer_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = gradients(100_000, "float32")
+    carried: list[int] = []
+
+    async def echoed() -> None:
+        async with Network([{"echo": echo}] * 2) as network:
+            link = await linked(network)
+            send = link.wire.send
+
+            def counted(kind: int, stream: int, head: bytes = b"", content: bytes = b"") -> None:
+                carried.append(len(content))
+                send(kind, stream, head, content)
+
+            monkeypatch.setattr(link.wire, "send", counted)
+            got = [answer.body async for answer in link.call("echo", packets(body))]
+            assert [bytes(each) for each in got] == [body]
+
+    run(echoed())
+    assert sum(carried) == len(body), "loopback is not slow"
+    carried.clear()
+    always_slow(monkeypatch)
+    run(echoed())
+    assert sum(carried) <= 0.86 * len(body)
+
+
+def test_credit_counts_the_bytes_that_the_reader_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender of bodies that become short is no further ahead of the reader than another one."""
+    always_slow(monkeypatch)
+    taken: list[int] = []
+
+    async def sleeper(requests: AsyncIterator[Packet], _: PeerID) -> AsyncGenerator[Packet, None]:
+        await asyncio.Event().wait()
+        yield Packet(b"never")
+
+    async def many(count: int) -> AsyncGenerator[Packet, None]:
+        for number in range(count):
+            taken.append(number)
+            yield Packet(b"", bytes(WINDOW // 8))
+
+    async def body() -> None:
+        async with Network([{"echo": echo, "sleep": sleeper}] * 2) as network:
+            link = await linked(network)
+            sleeping = link.call("sleep", many(100))
+            got = [len(a.body) async for a in link.call("echo", many(40))]
+            assert got == [WINDOW // 8] * 40, "credit comes back"
+            assert len(taken) <= 40 + 8 + 2
+            await sleeping.aclose()
+
+    run(body())
+
+
+def test_a_damaged_coding_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    always_slow(monkeypatch)
+    monkeypatch.setattr(link_module, "coded", lambda body: b"no coding")
+
+    async def body() -> None:
+        async with Network([{"echo": echo}] * 2) as network:
+            link = await linked(network)
+            with pytest.raises(LinkLost):
+                _ = [answer async for answer in link.call("echo", packets(b"x"))]
+
+    run(body())
+
+
+class _Connection:
+    """Connection to another machine, of which the kernel reports this."""
+
+    family = socket.AF_INET
+
+    def __init__(self, info: bytes, host: str = "192.0.2.1") -> None:
+        self.info, self.host = info, host
+
+    def getpeername(self) -> tuple[str, int]:
+        return self.host, 80
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        return self.info[:size]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="Linux reports the pace")
+def test_a_connection_is_slow_by_the_delivery_rate_of_the_kernel() -> None:
+    def is_slow(rate: float, host: str = "192.0.2.1") -> bool:
+        info = bytes(160) + struct.pack("=Q", int(rate)) + bytes(80)
+        return Pace(_Connection(info, host)).is_slow()  # type: ignore[arg-type]
+
+    assert is_slow(SLOW - 1) and not is_slow(SLOW)
+    assert not is_slow(0), "nothing is known yet"
+    assert not is_slow(SLOW - 1, "127.0.0.1")
+    assert not Pace(_Connection(bytes(100))).is_slow()  # type: ignore[arg-type]  # an old kernel
+
+
+def test_the_kernel_reports_the_pace_of_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over loopback, which counts as another machine here."""
+    monkeypatch.setattr("rayhive.membership.links.pace.is_loopback", lambda connection: False)
+    rates: list[bool] = []
+
+    async def body() -> None:
+        async with Network([{"echo": echo}] * 2) as network:
+            link = await linked(network)
+            _ = [answer async for answer in link.call("echo", packets(bytes(3_000_000)))]
+            for limit in (1.0, float("inf")):
+                monkeypatch.setattr("rayhive.membership.links.pace.SLOW", limit)
+                rates.append(link.wire.pace.is_slow())
+
+    run(body())
+    assert rates == [False, True]
