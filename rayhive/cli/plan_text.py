@@ -49,14 +49,14 @@ def study_plan_lines(plan: Plan) -> Iterator[str]:
     )
     yield from _pruner_lines(config)
     yield f"  gradients of one peer, uncompressed: {plan.dense_bytes:,} B"
-    if plan.least_link_s is not None:
-        low, high = plan.least_link_s
+    if plan.link_s is not None:
+        low, high = plan.link_s
         yield (
-            "  a replicate's rounds take on the links, by configuration: "
-            f"at least {clock(low)} to {clock(high)}"
+            "  a replicate's payload needs on the links, by configuration: "
+            f"{clock(low)} to {clock(high)}"
         )
         if high > config.budget.seconds_per_replicate:
-            yield "  some cannot finish their rounds in time"
+            yield "  some may not finish their rounds in time"
 
 
 def _pruner_lines(config: SweepConfig) -> Iterator[str]:
@@ -95,7 +95,7 @@ def study_plan_rows(plan: Plan) -> list[dict[str, object]]:
             "all_bytes_per_round_predicted": row.traffic.bytes,
             "all_bytes_per_sample_predicted": row.bytes_per_sample,
             "rounds": row.rounds,
-            "link_s_per_round_at_least": row.traffic.seconds,
+            "link_s_per_round": row.traffic.seconds,
         }
         for row in plan.configurations
     ]

@@ -196,7 +196,7 @@ def plan(
                 "state_bytes_per_round_predicted": "parameters [B]>",
                 "all_bytes_per_round_predicted": "all [B]>",
                 "all_bytes_per_sample_predicted": "all [B/sample]>",
-                "link_s_per_round_at_least": "link s/round ≥>",
+                "link_s_per_round": "link s/round>",
                 "gradient_compression_ratio": "ratio [×]>",
                 "compressed_tensors": "factorised>",
                 "exact": "exact",

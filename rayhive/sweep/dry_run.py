@@ -95,8 +95,8 @@ class Plan:
     unmet: tuple[Problem, ...] = ()
 
     @property
-    def least_link_s(self) -> tuple[float, float] | None:
-        """Least and largest time on the links of a replicate [s], over the listed configurations.
+    def link_s(self) -> tuple[float, float] | None:
+        """Least and largest time of a replicate's payload on the links [s], by configuration.
 
         None without limited links, or if only seconds limit a replicate.
         """
