@@ -156,6 +156,7 @@ def run_peer(usage: str, peer: int, folder: str) -> dict[str, Any]:
     make_trainer(strategy, callback).fit(module, loader(seed=peer))
     return {
         "rounds": [fields for kind, fields in events if kind == "round"],
+        "events": [each for each in events if each[0] != "weights"],
         "round": strategy.optimizer.local_epoch,
         "rates": callback.rates,
         "rate": strategy.optimizer.param_groups[0]["lr"],
@@ -180,9 +181,10 @@ def test_two_peers_train_together(usage: str, tmp_path: Path) -> None:
     second = call(run_peer, env=first.invitation(), usage=usage, peer=1, folder=str(tmp_path))
     peers = [child.result() for child in (first, second)]
     story = "\n".join(child.log() for child in (first, second))
+    story += "\n".join(f"peer {number}: {peer['events']}" for number, peer in enumerate(peers))
     for peer in peers:
         together = [e for e in peer["rounds"] if e.get("group_size") == 2]
-        assert len(together) >= 3, f"{peer['rounds']}\n{story}"
+        assert len(together) >= 3, story
         assert peer["most_peers"] == 2
         assert peer["round"] >= ROUNDS
         assert peer["after"] < 0.9 * peer["before"], story

@@ -126,8 +126,11 @@ class Together(UntilRound):
         meet_at(self.folder, where, self.peer, self.peers, self.deadline)
 
     def at_start(self, trainer: pl.Trainer) -> None:
-        assert trainer.optimizers[0].tracker.wait_for_peers(self.peers, 30)
-        self.meet("start")
+        # a peer that was known before it took the state of others takes no part in between, and
+        # six rounds alone are over before the news that it is back
+        for where in ("start", "ready"):
+            assert trainer.optimizers[0].tracker.wait_for_peers(self.peers, 30)
+            self.meet(where)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.optimizers[0].state_averager.step(wait_for_delayed_updates=True)
