@@ -14,11 +14,13 @@ from collections.abc import (
 )
 from typing import Any
 
+import pytest
 from hivemind.p2p import PeerID
 
 from rayhive.membership.links.handshake import Invitation
 from rayhive.membership.links.link import Handler, Link, Packet, Reply, no_reply
 from rayhive.membership.links.links import Links
+from rayhive.membership.links.pace import Pace
 
 #: Longest duration of a test [s].
 LIMIT = 20.0
@@ -80,6 +82,11 @@ class Network:
 
     async def __aexit__(self, *_: Any) -> None:
         await asyncio.gather(*(links.close() for links in self.links))
+
+
+def set_slow(monkeypatch: pytest.MonkeyPatch, slow: bool = True) -> None:
+    """Make all links slow, or none."""
+    monkeypatch.setattr(Pace, "is_slow", lambda pace: slow)
 
 
 async def packets(*bodies: bytes | memoryview) -> AsyncGenerator[Packet, None]:

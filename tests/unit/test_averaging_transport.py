@@ -27,10 +27,9 @@ from rayhive.averaging.transport import (
 )
 from rayhive.compression.payload import payload
 from rayhive.membership.links.link import Link
-from rayhive.membership.links.pace import Pace
 from rayhive.registry import CODECS
 from tests.unit.allreduce_fakes import LIMIT, SHAPES, average, loopback
-from tests.unit.link_fakes import Network, peer
+from tests.unit.link_fakes import Network, peer, set_slow
 
 CODECS_HERE = [
     name
@@ -91,7 +90,7 @@ def test_every_way_leads_to_the_same_bits_and_counts(
         by_daemon = loopback(peers, codec, differences=differences)
         expected = [together(result) for result in await average(by_daemon)]
         for unlinked, slow in (((), False), ((), True), ((0,), False)):
-            monkeypatch.setattr(Pace, "is_slow", lambda pace, slow=slow: slow)
+            set_slow(monkeypatch, slow)
             options = {"unlinked": unlinked, "differences": differences}
             async with linked_group(peers, codec, **options) as (runners, _):
                 got = [together(result) for result in await average(runners)]

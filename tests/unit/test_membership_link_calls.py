@@ -11,10 +11,12 @@ import pytest
 from hivemind.p2p import PeerID
 
 from rayhive.membership.links.link import WINDOW, LinkLost, Packet
-from tests.unit.link_fakes import LIMIT, Network, echo, linked, packets, peer, run
+from tests.unit.link_fakes import LIMIT, Network, echo, linked, packets, peer, run, set_slow
 
 
-def test_a_slow_reader_holds_up_no_other_call() -> None:
+@pytest.mark.parametrize("slow", [False, True], ids=["plain", "coded"])
+def test_a_slow_reader_holds_up_no_other_call(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_slow(monkeypatch, slow)
     taken: list[int] = []
 
     async def sleeper(requests: AsyncIterator[Packet], _: PeerID) -> AsyncGenerator[Packet, None]:

@@ -18,8 +18,7 @@ from hivemind.p2p import PeerID
 from rayhive.membership.links import links as links_module
 from rayhive.membership.links.cipher import TAG, Tampered, cipher
 from rayhive.membership.links.handshake import Invitation, NotProven, connect
-from rayhive.membership.links.pace import Pace
-from tests.unit.link_fakes import LIMIT, Network, echo, linked, packets, peer, run
+from tests.unit.link_fakes import LIMIT, Network, echo, linked, packets, peer, run, set_slow
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
@@ -27,7 +26,7 @@ from tests.unit.link_fakes import LIMIT, Network, echo, linked, packets, peer, r
 def test_packets_of_any_size_come_back_as_they_were(
     trusted: bool, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "is_slow", lambda pace: slow)
+    set_slow(monkeypatch, slow)
     chance = random.Random(0)
     sizes = [0, 1, 8192, 8193, 16384, 100_000, 3_000_000]
     bodies = [chance.randbytes(size) for size in sizes]

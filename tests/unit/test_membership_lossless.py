@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator
 
 import numpy as np
 import pytest
-from hivemind.p2p import PeerID
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rayhive.membership.links import link as link_module
-from rayhive.membership.links.link import WINDOW, LinkLost, Packet
+from rayhive.membership.links.link import WINDOW, LinkLost
 from rayhive.membership.links.lossless import SHORTEST, coded, restored
 from rayhive.membership.links.pace import SLOW, Pace
-from tests.unit.link_fakes import Network, echo, linked, packets, run
+from rayhive.membership.links.wire import MAX_BODY
+from tests.unit.link_fakes import Network, echo, linked, packets, run, set_slow
 
 
 def gradients(size: int, dtype: str, seed: int = 0) -> bytes:
@@ -79,10 +76,8 @@ def test_a_plane_that_unpacks_to_another_size_is_an_error() -> None:
     assert coding is not None
     with pytest.raises(ValueError, match="another size"):
         restored(struct.pack("!Q", 8004) + coding[8:])
-
-
-def always_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "is_slow", lambda pace: True)
+    with pytest.raises(ValueError, match="coding"):
+        restored(struct.pack("!Q", MAX_BODY + 4) + coding[8:])
 
 
 def test_a_slow_link_carries_fewer_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,39 +100,26 @@ def test_a_slow_link_carries_fewer_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     run(echoed())
     assert sum(carried) == len(body), "loopback is not slow"
     carried.clear()
-    always_slow(monkeypatch)
+    set_slow(monkeypatch)
     run(echoed())
     assert sum(carried) <= 0.86 * len(body)
 
 
-def test_credit_counts_the_bytes_that_the_reader_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sender of bodies that become short is no further ahead of the reader than another one."""
-    always_slow(monkeypatch)
-    taken: list[int] = []
-
-    async def sleeper(requests: AsyncIterator[Packet], _: PeerID) -> AsyncGenerator[Packet, None]:
-        await asyncio.Event().wait()
-        yield Packet(b"never")
-
-    async def many(count: int) -> AsyncGenerator[Packet, None]:
-        for number in range(count):
-            taken.append(number)
-            yield Packet(b"", bytes(WINDOW // 8))
+def test_credit_for_bodies_in_coding_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_slow(monkeypatch)
+    bodies = [bytes(WINDOW // 8)] * 40
 
     async def body() -> None:
-        async with Network([{"echo": echo, "sleep": sleeper}] * 2) as network:
+        async with Network([{"echo": echo}] * 2) as network:
             link = await linked(network)
-            sleeping = link.call("sleep", many(100))
-            got = [len(a.body) async for a in link.call("echo", many(40))]
-            assert got == [WINDOW // 8] * 40, "credit comes back"
-            assert len(taken) <= 40 + 8 + 2
-            await sleeping.aclose()
+            got = [len(answer.body) async for answer in link.call("echo", packets(*bodies))]
+            assert got == [WINDOW // 8] * 40
 
     run(body())
 
 
 def test_a_damaged_coding_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    always_slow(monkeypatch)
+    set_slow(monkeypatch)
     monkeypatch.setattr(link_module, "coded", lambda body: b"no coding")
 
     async def body() -> None:
@@ -152,8 +134,6 @@ def test_a_damaged_coding_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None
 class _Connection:
     """Connection to another machine, of which the kernel reports this."""
 
-    family = socket.AF_INET
-
     def __init__(self, info: bytes, host: str = "192.0.2.1") -> None:
         self.info, self.host = info, host
 
@@ -164,7 +144,6 @@ class _Connection:
         return self.info[:size]
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="Linux reports the pace")
 def test_a_connection_is_slow_by_the_delivery_rate_of_the_kernel() -> None:
     def is_slow(rate: float, host: str = "192.0.2.1") -> bool:
         info = bytes(160) + struct.pack("=Q", int(rate)) + bytes(80)
@@ -178,13 +157,13 @@ def test_a_connection_is_slow_by_the_delivery_rate_of_the_kernel() -> None:
 
 def test_the_kernel_reports_the_pace_of_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over loopback, which counts as another machine here."""
-    monkeypatch.setattr("rayhive.membership.links.pace.is_loopback", lambda connection: False)
     rates: list[bool] = []
 
     async def body() -> None:
         async with Network([{"echo": echo}] * 2) as network:
             link = await linked(network)
             _ = [answer async for answer in link.call("echo", packets(bytes(3_000_000)))]
+            link.wire.pace.is_local = False
             for limit in (1.0, float("inf")):
                 monkeypatch.setattr("rayhive.membership.links.pace.SLOW", limit)
                 rates.append(link.wire.pace.is_slow())

@@ -104,10 +104,8 @@ class _Stream:
             raise LinkLost(str(self._error)) from self._error
         self._credit -= memoryview(packet.body).nbytes
         coding = coded(packet.body) if self._link.wire.pace.is_slow() else None
-        if coding is not None:
-            self._link.wire.send(_CODED, self.number, packet.head, coding)
-        else:
-            self._link.wire.send(_PACKET, self.number, packet.head, packet.body)
+        kind, body = (_PACKET, packet.body) if coding is None else (_CODED, coding)
+        self._link.wire.send(kind, self.number, packet.head, body)
 
     async def receive(self) -> Packet | None:
         """Return the next packet; None after the last one.

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import struct
 import threading
-from typing import TypeAlias
+from itertools import accumulate
 
 import numpy as np
 import zstandard
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
+from rayhive.membership.links.wire import MAX_BODY, Buffer
 
 #: Shortest body that is coded [bytes].
 SHORTEST = 1 << 11
@@ -46,15 +46,15 @@ def coded(body: Buffer) -> bytes | None:
         return None
     octets = np.frombuffer(body, np.uint8)
     words = octets[: size - size % _PLANES].reshape(-1, _PLANES)
-    lengths, contents = list[int](), list[bytes]()
+    lengths, contents = list[int](), list[bytes | memoryview]()
     for plane in np.ascontiguousarray(words.T):
         content = _zstandard.compressor.compress(plane.data)
         is_coded = len(content) <= plane.nbytes * (1 - _LEAST_SAVED)
         lengths.append(len(content) if is_coded else 0)
-        contents.append(content if is_coded else plane.tobytes())
+        contents.append(content if is_coded else plane.data)
     if not any(lengths):
         return None
-    rest = octets[words.size :].tobytes()
+    rest = octets[words.size :].data
     return b"".join((_HEADER.pack(size, *lengths), *contents, rest))
 
 
@@ -69,9 +69,10 @@ def restored(coding: Buffer) -> memoryview:
         raise ValueError(f"a coding of {view.nbytes} bytes")
     size, *lengths = _HEADER.unpack_from(view)
     height, rest = divmod(size, _PLANES)
-    ends = np.cumsum([_HEADER.size, *(length or height for length in lengths), rest]).tolist()
-    if ends[-1] != view.nbytes:
-        raise ValueError(f"a coding of {view.nbytes} bytes instead of {ends[-1]}")
+    sizes = (_HEADER.size, *(length or height for length in lengths), rest)
+    ends = list(accumulate(sizes))
+    if size > MAX_BODY or ends[-1] != view.nbytes:
+        raise ValueError(f"a coding of {view.nbytes} bytes for a body of {size}")
     body = np.empty(size, np.uint8)
     words = body[: size - rest].reshape(-1, _PLANES)
     for at, length in enumerate(lengths):

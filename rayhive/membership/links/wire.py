@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rayhive.membership.links.pace import Pace, is_loopback
+from rayhive.membership.links.pace import Pace
 from rayhive.membership.links.records import LONG, RecordReader, RecordWriter
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ _UNSENT = 1 << 19
 _UNACKNOWLEDGED_MS = 15_000
 #: Round trip below which CUBIC is used instead of BBR [s].
 _NEAR_S = 0.01
-#: Place of the shortest round trip in Linux's ``tcp_info`` [us]; all bits are set if it is unknown.
-_MIN_RTT = struct.Struct("=148xI")
 #: Priorities in a queue of this machine that knows some (Linux: TC_PRIO_BULK and _INTERACTIVE).
 _BULK, _URGENT = 2, 6
 
@@ -80,7 +78,7 @@ class Wire:
 
     Attributes:
         lost: Reason for the end of the connection; None while it is open.
-        pace: How fast its bytes get to the other side.
+        pace: Measures the connection.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class Wire:
         self._on_frame, self._on_lost, self._on_life = on_frame, on_lost, on_life
         self._loop = asyncio.get_running_loop()
         self._descriptor = self._socket.fileno()
-        _control_congestion(self._socket)
+        _control_congestion(self._socket, self.pace)
         if hasattr(socket, "SO_PRIORITY"):
             priority = _BULK if bulk else _URGENT
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
@@ -295,7 +293,7 @@ def prepare(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _control_congestion(connection: socket.socket) -> None:
+def _control_congestion(connection: socket.socket, pace: Pace) -> None:
     """Choose the congestion control of a connection, where the system allows it.
 
     BBR keeps the queue of a slow link short, and other messages do not wait behind bulk data. In a
@@ -304,13 +302,6 @@ def _control_congestion(connection: socket.socket) -> None:
     """
     if hasattr(socket, "TCP_CONGESTION"):  # Linux
         with suppress(OSError):
-            name = b"cubic" if _round_trip(connection) < _NEAR_S else b"bbr"
-            name = b"reno" if is_loopback(connection) else name
+            name = b"cubic" if pace.round_trip() < _NEAR_S else b"bbr"
+            name = b"reno" if pace.is_local else name
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
-
-
-def _round_trip(connection: socket.socket) -> float:
-    """Return the shortest round trip of a connection so far [s]; on Linux."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
-    (shortest,) = _MIN_RTT.unpack(info.ljust(_MIN_RTT.size, b"\xff"))
-    return float(shortest) * 1e-6
