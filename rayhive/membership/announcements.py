@@ -50,6 +50,8 @@ class Heartbeat:
         met_averaged: The last round whose gradients it has averaged in a group.
         met_synchronised: The last round whose parameters it has averaged in a group.
         samples: Accumulated samples for the next round.
+        promised: Samples that it will have for the next round before it averages, as far as it has
+            told; 0 if it has not.
         samples_per_second: Its recent speed.
         hurry: A round that it asks the other peers to begin at once.
         entered: The last round that it has begun to average; before that it computes.
@@ -73,6 +75,7 @@ class Heartbeat:
     met_averaged: int = 0
     met_synchronised: int = 0
     samples: int = 0
+    promised: int = 0
     samples_per_second: float = 0.0
     hurry: int = 0
     entered: int = 0

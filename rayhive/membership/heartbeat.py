@@ -121,6 +121,10 @@ class HeartbeatService:
         self._follow_neighbours()
         self._on_change()
 
+    def round_trip(self) -> float:
+        """Return the longest round trip of the links; 0 without links [s]."""
+        return 0.0 if self._links is None else self._links.round_trip()
+
     def announce(self) -> None:
         """Send this peer's state to all, because it has changed."""
         self._caller.announce()

@@ -85,6 +85,10 @@ class PeerLinks:
             self._known = known
             self._links.set_members(*([PeerID(peer) for peer in peers] for peers in known))
 
+    def round_trip(self) -> float:
+        """Return the longest of the links' round trips; 0 without a link [s]."""
+        return 0.0 if self._links is None else self._links.round_trip()
+
     def ready(self, peer: PeerID) -> Link | None:
         """Return the link to a peer, if there is one now."""
         return None if self._links is None else self._links.ready(peer)

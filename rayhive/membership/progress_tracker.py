@@ -148,6 +148,7 @@ class LiveProgressTracker:
         while True:
             await asyncio.sleep(CHECK_S)
             self.check_break()
+            self._round_wait.news_s = self._service.round_trip() / 2
 
     def check(self) -> None:
         """Raise if this peer has lost contact with the swarm for good.
@@ -208,7 +209,7 @@ class LiveProgressTracker:
         with self._lock:
             self.view.announce(aloud, **fields)
             if aloud:
-                self._announced_samples = self.view.own.samples
+                self._announced_samples = max(self.view.own.samples, self.view.own.promised)
             has_company = bool(self.view.known())
         if aloud and has_company:
             self._thread.call_soon(self._service.announce)
@@ -284,12 +285,7 @@ class LiveProgressTracker:
     def report_local_progress(
         self, local_epoch: int, samples_accumulated: int, update_global_samples: bool = True
     ) -> None:
-        """Note this peer's progress, and announce it when it matters to the other peers.
-
-        It matters once the samples that they do not know of are this peer's share of the samples
-        that the round lacks: before that, the round cannot be due. Peers of equal speed send one
-        announcement a round.
-        """
+        """Note this peer's progress, and announce it when it matters to the other peers."""
         own = self.view.own
         extra = samples_accumulated - own.samples
         if extra > 0 and self._batch:
@@ -297,12 +293,14 @@ class LiveProgressTracker:
         else:  # before the first batch, the peer was starting
             self.performance_ema.reset_timer()
         self._batch = max(extra, 0) or self._batch
-        unknown = samples_accumulated - self._announced_samples
-        share = self.swarm.share_of_lacking(self._announced_samples)
+        goes_on = local_epoch == own.round and extra >= 0
+        news = (samples_accumulated, self._batch, self._announced_samples)
+        aloud, promised = self._round_wait.news(*news) if goes_on else (True, 0)
         self._announce(
-            aloud=local_epoch != own.round or extra < 0 or (unknown > 0 and unknown >= share),
+            aloud=aloud,
             round=local_epoch,
             samples=samples_accumulated,
+            promised=promised,
             samples_per_second=float(self.performance_ema.samples_per_second),
         )
 
@@ -323,10 +321,11 @@ class LiveProgressTracker:
     def enter(self, round_: int) -> None:
         """Announce that this peer has computed its part of a round and averages now.
 
-        It goes out with the next message: the other peers wait for this one anyway. With a quorum
-        they count the peers that are there, and it goes out now.
+        It goes out with the next message: the other peers wait for this one anyway. With a quorum,
+        or if they lack samples of this peer, they have to know, and it goes out now.
         """
-        self._announce(aloud=self.quorum, entered=round_)
+        lacking = self.swarm.share_of_lacking(self._announced_samples)
+        self._announce(aloud=self.quorum or lacking > 0, entered=round_)
 
     def hurry(self, round_: int) -> None:
         """Ask all peers to begin a round at once, because this peer leaves."""
@@ -361,7 +360,7 @@ class LiveProgressTracker:
     def update_epoch(self, new_epoch: int, aloud: bool = True) -> int:
         """Go on to a round, with no samples yet."""
         self.performance_ema.reset_timer()
-        self._announce(aloud, round=new_epoch, samples=0)
+        self._announce(aloud, round=new_epoch, samples=0, promised=0)
         with self._lock:
             self._announced_samples = 0
         return new_epoch
@@ -374,7 +373,8 @@ class LiveProgressTracker:
             samples: Accumulated samples that are kept.
         """
         self.performance_ema.reset_timer()
-        self._announce(round=round_, averaged=round_, synchronised=round_, samples=samples)
+        reached = dict.fromkeys(("round", *KINDS), round_)
+        self._announce(**reached, samples=samples, promised=0)
 
     def skip_to(self, round_: int) -> None:
         """Go on to a round of other peers, without having committed the rounds between."""

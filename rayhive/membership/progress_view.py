@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rayhive.membership.view import MembershipView, Reunion
@@ -17,6 +17,21 @@ SLOWEST = 1e-6
 #: Time for which all peers must be seen to wait before one of them computes again [s]. The
 #: announcements of a round that begins arrive sooner.
 ALL_WAIT_S = 2.0
+
+
+def shares(total: int, weights: Mapping[bytes, float]) -> dict[bytes, int]:
+    """Divide a number of batches by weights, with the method of largest remainders.
+
+    Args:
+        total: The number.
+        weights: Weight of each peer, by its id.
+    """
+    quotas = {peer: total * weight / sum(weights.values()) for peer, weight in weights.items()}
+    found = {peer: int(quota) for peer, quota in quotas.items()}
+    by_remainder = sorted(quotas, key=lambda peer: (found[peer] - quotas[peer], peer))
+    for peer in by_remainder[: total - sum(found.values())]:
+        found[peer] += 1
+    return found
 
 
 @dataclass
@@ -73,21 +88,29 @@ class ProgressView:
             )
             return lacking / max(1, self.view.live_peers())
 
-    def share_by_speed(self) -> float | None:
-        """Return this peer's samples of a round if all peers keep their speed.
+    def batches_by_speed(self, batch: int) -> int | None:
+        """Return this peer's batches of a round if all peers keep the speeds that they announced.
 
-        None if a speed is not known yet, or there are no other peers.
+        Peers with the same news and batches as large come to numbers that add up to a round, by
+        the method of largest remainders. None if a speed is not known yet, or there are no other
+        peers.
+
+        Args:
+            batch: Samples of a batch.
         """
         with self.view.lock:
-            own = self.view.own.samples_per_second
-            others = [
-                p.samples_per_second
+            own = self.view.own.peer_id
+            speeds = {
+                p.peer_id: p.samples_per_second
                 for p in self.view.participants()
-                if p.peer_id != self.view.own.peer_id and not self.view.is_left_out(p)
-            ]
-        if not others or min(own, *others) < SLOWEST:
+                if p.peer_id != own and not self.view.is_left_out(p)
+            }
+            if not speeds:
+                return None
+            speeds[own] = self.view.loud.samples_per_second
+        if min(speeds.values()) < SLOWEST:
             return None
-        return self.target_batch_size * own / (own + sum(others))
+        return shares(math.ceil(self.target_batch_size / batch), speeds)[own]
 
     def has_missed(
         self, round_: int, timeout: float, check: Callable[[], None] = lambda: None

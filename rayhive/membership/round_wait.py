@@ -1,13 +1,17 @@
-"""Short wait of a peer that has computed its share of a round, in place of one more batch.
+"""What keeps a peer from batches that a round does not need: a promise, and a short wait.
 
 A round begins when all peers have ended their batches. A batch that begins just before the round is
 due thus delays it by almost the time of a batch, and the round has more samples than were asked
 for. Peers of equal speed reach their shares at almost the same time; each but the last would begin
 such a batch.
+
+News of a peer's last batch come late over a slow link, and the others would compute on until then.
+A peer therefore promises its share before it has computed it.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,17 +27,19 @@ MOST_SKIPPED = 64
 
 @dataclass
 class RoundWait:
-    """Decides when this peer waits for a round to become due, and for how long.
+    """Decides what this peer promises, when it waits for a round to become due, and how long.
 
-    It waits once a round, for the time of two of its batches at most. After a wait in vain, such as
-    where the batches do not divide the round, the next rounds have none: no round after the first
-    of them, one after the second, and twice as many after each further one.
+    It waits once a round, for the time of two of its batches and of news at most. After a wait in
+    vain, such as where the batches do not divide the round, the next rounds have none: no round
+    after the first of them, one after the second, and twice as many after each further one.
 
     Args:
         swarm: Progress of the swarm.
+        news_s: How long news are under way between peers [s].
     """
 
     swarm: ProgressView
+    news_s: float = 0.0
     _decided: int = -1
     _in_vain: int = 0
     _resumes: int = 0
@@ -47,11 +53,41 @@ class RoundWait:
         own = self.swarm.view.own
         if own.round < max(self._decided + 1, self._resumes) or self.swarm.is_round_due:
             return 0.0
-        share = self.swarm.share_by_speed()
-        if share is None or own.samples + batch / 2 < share:
+        if own.samples < own.promised:
+            return 0.0
+        batches = self.swarm.batches_by_speed(batch)
+        if batches is None or own.samples < batches * batch:
             return 0.0
         self._decided = own.round
-        return min(BATCHES * batch / own.samples_per_second, LONGEST_S)
+        return min(BATCHES * batch / own.samples_per_second + self.news_s, LONGEST_S)
+
+    def news(self, samples: int, batch: int, announced: int) -> tuple[bool, int]:
+        """Return what the others should know after a batch.
+
+        This peer promises its share of the round before its last batch, which it ends in any case,
+        or as soon as what it lacks takes no longer than news do. Without a promise, and beyond it,
+        samples matter once those that the others do not know of are this peer's share of what the
+        round lacks: before that, it cannot be due. Peers of equal speed send one announcement a
+        round.
+
+        Args:
+            samples: Samples that this peer has for the round.
+            batch: Samples of its batches; 0 if they are not known.
+            announced: Samples that the others know of, by a promise or not.
+
+        Returns:
+            Whether they should know now, and the samples that it promises to have in the round.
+        """
+        own, swarm = self.swarm.view.own, self.swarm
+        if not own.promised and batch and swarm.share_of_lacking(samples) > 0:  # it is not due
+            batches = swarm.batches_by_speed(batch)
+            if batches is not None and samples < batches * batch:
+                left = math.ceil(batches - samples / batch) * batch
+                soon = max(batch, self.news_s * own.samples_per_second)
+                promised = samples + left if left <= soon else 0
+                return bool(promised), promised
+        unknown = samples - announced
+        return 0 < unknown >= swarm.share_of_lacking(announced), own.promised
 
     def wait(self, seconds: float, check: Callable[[], None]) -> None:
         """Wait until the round is due.

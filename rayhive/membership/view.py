@@ -338,23 +338,23 @@ class MembershipView:
         return [p for p in alive if p.peer_id != own and p.in_run]
 
     def samples(self) -> int:
-        """Return the samples that are accumulated for the round after :meth:`newest_round`."""
+        """Return the samples for the round after :meth:`newest_round`, those of promises too."""
         return self._samples(self.alive())
 
     def _samples(self, alive: list[Heartbeat]) -> int:
         newest = self._newest(alive)
         own = self.own.samples if self.own.round == newest else 0
         others = (p for p in self._participants(alive) if p.peer_id != self.own.peer_id)
-        return own + sum(p.samples for p in others if p.round == newest)
+        return own + sum(max(p.samples, p.promised) for p in others if p.round == newest)
 
     def is_round_due(self, target: int) -> bool:
         """Return whether this peer may begin its next round.
 
-        Other peers are a round ahead or in a hurry, or all have the target number of samples.
+        Others are a round ahead or in a hurry, or all have the samples and this peer its promise.
         """
         alive = self.alive()  # once: this is asked several times in each batch
-        newest = self._newest(alive)
-        if newest > self.own.round or self._samples(alive) >= target:
+        newest, kept = self._newest(alive), self.own.samples >= self.own.promised
+        if newest > self.own.round or (kept and self._samples(alive) >= target):
             return True
         return any(p.hurry > newest for p in self._participants(alive))
 

@@ -6,8 +6,10 @@ import threading
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rayhive.membership.progress_view import ProgressView
+from rayhive.membership.progress_view import ProgressView, shares
 from rayhive.membership.round_wait import BATCHES, LONGEST_S, RoundWait
 from rayhive.membership.view import Heartbeat, MembershipView
 
@@ -24,10 +26,12 @@ def make_wait(own: float, others: Mapping[str, float], target: int = TARGET) -> 
 
 
 def heard(view: MembershipView, name: str, **fields: float) -> None:
+    """Tell of another peer; what is not given stays as it was, but for a promise."""
     known = view.find(name.encode())
     version = 1 if known is None else known.version + 1
-    speed = {} if known is None else {"samples_per_second": known.samples_per_second}
-    told: dict[str, float] = {**speed, **fields}
+    kept = ("samples_per_second", "samples", "round")
+    before = {} if known is None else {name: getattr(known, name) for name in kept}
+    told: dict[str, float] = {**before, **fields}
     view.receive(Heartbeat(name.encode(), 0.0, version, takes_part=True, **told))  # type: ignore[arg-type]
     with view.lock:
         view.lock.notify_all()
@@ -151,3 +155,96 @@ def test_waits_in_vain_get_rare_and_one_that_was_not_brings_them_back() -> None:
             heard(view, name, round=round_, samples=0)
         assert wait.seconds(BATCH) > 0
         wait.wait(0.0, lambda: None)
+
+
+# -- promises --------------------------------------------------------------------------------------
+
+
+@given(
+    total=st.integers(0, 200),
+    weights=st.dictionaries(st.binary(max_size=4), st.floats(1e-3, 1e6), min_size=1, max_size=8),
+)
+def test_shares_add_up_and_are_next_to_their_quotas(
+    total: int, weights: dict[bytes, float]
+) -> None:
+    found = shares(total, weights)
+    assert sum(found.values()) == total
+    for peer, weight in weights.items():
+        assert abs(found[peer] - total * weight / sum(weights.values())) < 1 + 1e-6
+
+
+def compute(wait: RoundWait, done: int) -> tuple[bool, int]:
+    """End a batch as the tracker does; return what it would tell."""
+    view = wait.swarm.view
+    told = max(view.loud.samples, view.loud.promised)
+    aloud, promised = wait.news(done * BATCH, BATCH, told)
+    view.announce(aloud, samples=done * BATCH, promised=promised)
+    return aloud, promised
+
+
+@pytest.mark.parametrize("news_s, told_after", [(0.0, 4), (0.02, 4), (0.06, 3), (0.2, 1)], ids=str)
+def test_a_share_is_promised_before_the_last_batch_or_as_early_as_news_need(
+    news_s: float, told_after: int
+) -> None:
+    """A batch takes 26 ms."""
+    wait = make_wait(1250.0, EQUAL)
+    wait.news_s = news_s
+    told = [compute(wait, done) for done in range(1, 6)]
+    promised = (True, 5 * BATCH)
+    kept = (False, 5 * BATCH)
+    assert told == [(False, 0)] * (told_after - 1) + [promised] + [kept] * (5 - told_after)
+
+
+def test_a_promise_is_kept_before_the_round_begins() -> None:
+    wait = make_wait(1250.0, EQUAL)
+    compute(wait, 4)
+    for name in EQUAL:
+        heard(wait.swarm.view, name, samples=8 * BATCH)
+    assert not wait.swarm.is_round_due and wait.seconds(BATCH) == 0
+    compute(wait, 5)
+    assert wait.swarm.is_round_due
+
+
+def test_promises_of_others_count_and_no_sample_counts_twice() -> None:
+    wait = make_wait(1250.0, EQUAL)
+    for done in range(1, 6):
+        compute(wait, done)
+    for name in EQUAL:
+        assert not wait.swarm.is_round_due
+        heard(wait.swarm.view, name, samples=2 * BATCH, promised=5 * BATCH)
+    assert wait.swarm.view.samples() == TARGET and wait.swarm.is_round_due
+    heard(wait.swarm.view, "a", samples=5 * BATCH, promised=5 * BATCH)
+    assert wait.swarm.view.samples() == TARGET
+
+
+def test_nobody_is_held_to_a_promise_when_others_are_ahead_or_in_a_hurry() -> None:
+    for news in ({"round": 1}, {"hurry": 1}):
+        wait = make_wait(1250.0, EQUAL)
+        compute(wait, 4)
+        heard(wait.swarm.view, "a", **news)
+        assert wait.swarm.is_round_due
+
+
+def test_samples_that_make_a_round_due_are_told_before_a_share_is_done() -> None:
+    """This peer begins the round then, and the others would wait for news of it."""
+    wait = make_wait(5000.0, EQUAL)
+    assert compute(wait, 6) == (False, 0)
+    for name in EQUAL:
+        heard(wait.swarm.view, name, samples=5 * BATCH)
+    assert compute(wait, 7) == (True, 0) and wait.swarm.is_round_due
+
+
+def test_samples_beyond_a_promise_are_told_when_they_matter() -> None:
+    wait = make_wait(1250.0, EQUAL)
+    for done in range(1, 6):
+        compute(wait, done)
+    for name in EQUAL:
+        heard(wait.swarm.view, name, samples=4 * BATCH)
+    assert compute(wait, 6) == (True, 5 * BATCH)
+
+
+def test_a_wait_lasts_as_long_as_news_may_be_under_way() -> None:
+    wait = make_wait(1280.0, EQUAL)
+    wait.news_s = 0.04
+    wait.swarm.view.announce(samples=5 * BATCH)
+    assert wait.seconds(BATCH) == pytest.approx(0.04 + BATCHES * BATCH / 1280.0)

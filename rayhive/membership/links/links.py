@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -153,6 +154,12 @@ class Links:
         for peer in members:
             if peer != self._own and peer not in lost:
                 self._contact(peer)
+
+    def round_trip(self) -> float:
+        """Return the longest of the present links' shortest round trips; 0 without a link [s]."""
+        links = [contact.link for contact in self._contacts.values()]
+        trips = [link.wire.pace.round_trip() for link in links if link is not None]
+        return max(filter(math.isfinite, trips), default=0.0)
 
     def ready(self, peer: PeerID) -> Link | None:
         """Return the link to a peer, if there is one now."""

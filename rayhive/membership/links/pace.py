@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 from ipaddress import ip_address
@@ -10,6 +11,7 @@ from ipaddress import ip_address
 #: and the delivery rate [bytes/s], that of the last bytes that the connection was full of, or of
 #: later ones if they were faster. Kernels before 4.9 have no delivery rate.
 _MIN_RTT, _DELIVERY_RATE = struct.Struct("=148xI"), struct.Struct("=160xQ")
+_UNKNOWN = 0xFFFFFFFF
 #: Pace below which a connection is slow [bytes/s]. To code a body and to restore it costs some 4 ns
 #: a byte of processor time, and shortens float32 by 16 % and 8-bit codes by 7 %.
 SLOW = 16e6
@@ -31,8 +33,11 @@ class Pace:
         self.is_local = bool(place) and ip_address(place[0].partition("%")[0]).is_loopback
 
     def round_trip(self) -> float:
-        """Return the shortest round trip so far [s]."""
-        return self._reported(_MIN_RTT, b"\xff") * 1e-6
+        """Return the shortest round trip so far [s]; infinity if it is unknown."""
+        if not hasattr(socket, "TCP_INFO"):
+            return math.inf
+        trip = self._reported(_MIN_RTT, b"\xff")
+        return math.inf if trip == _UNKNOWN else trip * 1e-6
 
     def is_slow(self) -> bool:
         """Return whether the bytes of the connection get on slowly now.

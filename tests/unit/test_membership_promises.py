@@ -1,0 +1,168 @@
+"""Rounds of peers whose news take a while, in virtual time: their samples, and when they begin."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.membership.progress_view import ProgressView
+from rayhive.membership.round_wait import RoundWait
+from rayhive.membership.view import Heartbeat, MembershipView
+
+BATCH, TARGET = 32, 1024
+
+
+@dataclass
+class Clock:
+    """Virtual time, and what happens in it."""
+
+    now: float = 0.0
+    _due: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + seconds, next(self._numbers), do))
+
+    def run(self) -> None:
+        while self._due:
+            self.now, _, do = heapq.heappop(self._due)
+            do()
+
+
+class Peer:
+    """A peer that computes batches of one length until its round begins."""
+
+    def __init__(self, clock: Clock, name: bytes, batch_s: float, news_s: float) -> None:
+        self.clock, self.batch_s, self.others = clock, batch_s, list[Peer]()
+        own = Heartbeat(name, 0.0, 1, takes_part=True, samples_per_second=BATCH / batch_s)
+        self.view = MembershipView(own, silence=1e9, clock=lambda: clock.now)
+        swarm = ProgressView(self.view, TARGET, threading.Event())
+        self.wait = RoundWait(swarm, news_s)
+        self.news_s, self.announced, self.waits = news_s, 0, False
+        self.entered: float | None = None
+
+    def announce(self) -> None:
+        told = self.view.own
+        self.announced = max(told.samples, told.promised)
+        for other in self.others:
+            self.clock.after(self.news_s, lambda other=other: other.hear(told))
+
+    def hear(self, told: Heartbeat) -> None:
+        self.view.receive(told)
+        if self.waits:
+            self.go_on()
+
+    def end_batch(self) -> None:
+        samples = self.view.own.samples + BATCH
+        aloud, promised = self.wait.news(samples, BATCH, self.announced)
+        self.view.announce(aloud, samples=samples, promised=promised)
+        if aloud:
+            self.announce()
+        seconds = self.wait.seconds(BATCH)
+        if seconds:
+            if samples > self.announced:
+                self.announce()
+            self.waits = True
+            self.clock.after(seconds, lambda: self.waits and self.go_on(True))
+        else:
+            self.go_on()
+
+    def go_on(self, at_once: bool = False) -> None:
+        """Begin the round if it is due; else another batch, at once or unless this peer waits."""
+        if self.wait.swarm.is_round_due:
+            self.waits, self.entered = False, self.clock.now
+        elif at_once or not self.waits:
+            self.waits = False
+            self.clock.after(self.batch_s, self.end_batch)
+
+
+def a_round(batch_s: Sequence[float], news_s: float) -> list[Peer]:
+    """Return the peers of a round that all of them have begun."""
+    clock = Clock()
+    peers = [Peer(clock, bytes([i]), seconds, news_s) for i, seconds in enumerate(batch_s)]
+    for peer in peers:
+        peer.others = [other for other in peers if other is not peer]
+        for other in peer.others:
+            peer.view.receive(other.view.own)
+        clock.after(peer.batch_s, peer.end_batch)
+    clock.run()
+    return peers
+
+
+SPEEDS = {
+    "equal": [0.02] * 4,
+    "two at half the speed": [0.014, 0.014, 0.028, 0.028],
+    "all different": [0.011, 0.017, 0.023, 0.041],
+    "two": [0.01, 0.03],
+    "eight": [0.05, 0.07, 0.04, 0.05, 0.09, 0.06, 0.05, 0.08],
+    "one very slow": [0.01, 0.01, 0.01, 0.3],
+}
+
+
+@pytest.mark.parametrize("news_s", [0.0001, 0.01, 0.04, 0.3], ids=str)
+@pytest.mark.parametrize("batch_s", SPEEDS.values(), ids=SPEEDS)
+def test_a_round_has_its_samples_and_hardly_more(batch_s: list[float], news_s: float) -> None:
+    peers = a_round(batch_s, news_s)
+    samples = [peer.view.own.samples for peer in peers]
+    shortest = TARGET / sum(BATCH / seconds for seconds in batch_s)
+    assert TARGET <= sum(samples) < TARGET + BATCH * len(peers)
+    for peer in peers:
+        assert peer.entered is not None
+        assert peer.entered <= max(shortest, news_s) + max(batch_s) + 1e-9
+
+
+# -- the tracker -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tracker() -> LiveProgressTracker:
+    """Return a tracker without a thread, beside a peer of its speed; a round has four batches."""
+    peer_id: Any = SimpleNamespace(to_bytes=lambda: b"own")
+    dht: Any = SimpleNamespace(peer_id=peer_id, client_mode=False)
+    tracker = LiveProgressTracker(dht, "run", 4 * BATCH, start=False)
+    tracker.take_part(True)
+    tracker.report_local_progress(0, BATCH)
+    tracker.report_local_progress(0, 2 * BATCH)
+    tracker.update_epoch(1)
+    speed = tracker.view.own.samples_per_second
+    other = Heartbeat(b"other", 0.0, 1, takes_part=True, round=1, samples_per_second=speed)
+    tracker.view.receive(other)
+    return tracker
+
+
+def test_a_tracker_promises_and_takes_no_promise_into_another_round(
+    tracker: LiveProgressTracker,
+) -> None:
+    tracker.report_local_progress(1, BATCH)
+    assert tracker.view.loud.promised == 2 * BATCH
+    for go_on in (tracker.update_epoch, tracker.jump_to, tracker.skip_to):
+        go_on(tracker.view.own.round + 1)
+        assert tracker.view.own.promised == tracker.view.loud.promised == 0
+        tracker.view.restate(promised=2 * BATCH)
+
+
+def test_a_promise_ends_with_samples_that_are_lost(tracker: LiveProgressTracker) -> None:
+    tracker.report_local_progress(1, BATCH)
+    tracker.report_local_progress(1, 0)
+    assert tracker.view.loud.promised == 0
+
+
+@pytest.mark.parametrize("promised, aloud", [(2 * BATCH, False), (BATCH, True)])
+def test_a_peer_that_begins_a_round_tells_what_the_others_lack(
+    tracker: LiveProgressTracker, promised: int, aloud: bool
+) -> None:
+    told = tracker.view.find(b"other")
+    assert told is not None
+    tracker.report_local_progress(1, BATCH)
+    tracker.report_local_progress(1, 2 * BATCH)
+    tracker.view.receive(replace(told, version=2, promised=promised))
+    tracker.enter(2)
+    assert (tracker.view.loud.entered == 2) == aloud
