@@ -373,7 +373,7 @@ class LiveProgressTracker:
             samples: Accumulated samples that are kept.
         """
         self.performance_ema.reset_timer()
-        reached = dict.fromkeys(("round", *KINDS), round_)
+        reached: dict[str, Any] = dict.fromkeys(("round", *KINDS), round_)
         self._announce(**reached, samples=samples, promised=0)
 
     def skip_to(self, round_: int) -> None:

@@ -1,4 +1,4 @@
-"""What keeps a peer from batches that a round does not need: a promise, and a short wait.
+"""Promise and short wait of a peer, in place of batches that a round does not need.
 
 A round begins when all peers have ended their batches. A batch that begins just before the round is
 due thus delays it by almost the time of a batch, and the round has more samples than were asked
@@ -27,7 +27,7 @@ MOST_SKIPPED = 64
 
 @dataclass
 class RoundWait:
-    """Decides what this peer promises, when it waits for a round to become due, and how long.
+    """Decides what a peer promises, and when and how long it waits for a round to become due.
 
     It waits once a round, for the time of two of its batches and of news at most. After a wait in
     vain, such as where the batches do not divide the round, the next rounds have none: no round
@@ -64,19 +64,18 @@ class RoundWait:
     def news(self, samples: int, batch: int, announced: int) -> tuple[bool, int]:
         """Return what the others should know after a batch.
 
-        This peer promises its share of the round before its last batch, which it ends in any case,
-        or as soon as what it lacks takes no longer than news do. Without a promise, and beyond it,
-        samples matter once those that the others do not know of are this peer's share of what the
-        round lacks: before that, it cannot be due. Peers of equal speed send one announcement a
-        round.
+        A peer promises its share of the round before its last batch. Where news take longer than a
+        batch, it does so once its further batches take no longer than news. Other samples are told
+        when the unknown ones are this peer's share of the samples that the round lacks: before
+        that, it cannot be due. Peers of equal speed send one announcement a round.
 
         Args:
             samples: Samples that this peer has for the round.
             batch: Samples of its batches; 0 if they are not known.
-            announced: Samples that the others know of, by a promise or not.
+            announced: Samples that the others know of or were promised.
 
         Returns:
-            Whether they should know now, and the samples that it promises to have in the round.
+            Whether to tell them now, and the samples that this peer promises for the round.
         """
         own, swarm = self.swarm.view.own, self.swarm
         if not own.promised and batch and swarm.share_of_lacking(samples) > 0:  # it is not due
