@@ -1,6 +1,6 @@
 """Draw one column of a run as a picture for a page: the rows with their 95 % intervals.
 
-    python benchmarks/study_picture.py runs/tradeoffs-ddp docs/results/tradeoffs-ddp.svg
+    python benchmarks/study_picture.py runs/tradeoffs docs/results/tradeoffs.svg
 
 Rows are in the order of the column. Of a row whose replicates did not all reach the target, only
 the number that did is written: their mean time would leave out the others.
