@@ -40,9 +40,12 @@ class Clock:
 class Peer:
     """A peer that computes batches of one length until its round begins."""
 
-    def __init__(self, clock: Clock, name: bytes, batch_s: float, news_s: float) -> None:
-        self.clock, self.batch_s, self.others = clock, batch_s, list[Peer]()
-        own = Heartbeat(name, 0.0, 1, takes_part=True, samples_per_second=BATCH / batch_s)
+    def __init__(
+        self, clock: Clock, name: bytes, batch_s: float, news_s: float, batch: int = BATCH
+    ) -> None:
+        self.clock, self.batch_s, self.batch = clock, batch_s, batch
+        self.others = list[Peer]()
+        own = Heartbeat(name, 0.0, 1, takes_part=True, samples_per_second=batch / batch_s)
         self.view = MembershipView(own, silence=1e9, clock=lambda: clock.now)
         swarm = ProgressView(self.view, TARGET, threading.Event())
         self.wait = RoundWait(swarm, news_s)
@@ -61,12 +64,12 @@ class Peer:
             self.go_on()
 
     def end_batch(self) -> None:
-        samples = self.view.own.samples + BATCH
-        aloud, promised = self.wait.news(samples, BATCH, self.announced)
+        samples = self.view.own.samples + self.batch
+        aloud, promised = self.wait.news(samples, self.batch, self.announced)
         self.view.announce(aloud, samples=samples, promised=promised)
         if aloud:
             self.announce()
-        seconds = self.wait.seconds(BATCH)
+        seconds = self.wait.seconds(self.batch)
         if seconds:
             if samples > self.announced:
                 self.announce()
@@ -84,10 +87,13 @@ class Peer:
             self.clock.after(self.batch_s, self.end_batch)
 
 
-def a_round(batch_s: Sequence[float], news_s: float) -> list[Peer]:
+def a_round(
+    batch_s: Sequence[float], news_s: float, batches: Sequence[int] = (BATCH,) * 8
+) -> list[Peer]:
     """Return the peers of a round that all of them have begun."""
     clock = Clock()
-    peers = [Peer(clock, bytes([i]), seconds, news_s) for i, seconds in enumerate(batch_s)]
+    given = enumerate(zip(batch_s, batches, strict=False))
+    peers = [Peer(clock, bytes([i]), seconds, news_s, batch) for i, (seconds, batch) in given]
     for peer in peers:
         peer.others = [other for other in peers if other is not peer]
         for other in peer.others:
@@ -117,6 +123,16 @@ def test_a_round_has_its_samples_and_hardly_more(batch_s: list[float], news_s: f
     for peer in peers:
         assert peer.entered is not None
         assert peer.entered <= max(shortest, news_s) + max(batch_s) + 1e-9
+
+
+@pytest.mark.parametrize("news_s", [0.0001, 0.01, 0.04, 0.3], ids=str)
+def test_batches_of_unequal_sizes_end_in_a_round_too(news_s: float) -> None:
+    """Their promises need not add up to the round; the peers compute on then."""
+    batches = (17, 32, 50, 128)
+    peers = a_round([0.01, 0.02, 0.02, 0.07], news_s, batches)
+    assert all(peer.entered is not None for peer in peers)
+    samples = sum(peer.view.own.samples for peer in peers)
+    assert TARGET <= samples < TARGET + 2 * sum(batches)
 
 
 # -- the tracker -----------------------------------------------------------------------------------
