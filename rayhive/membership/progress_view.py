@@ -26,7 +26,8 @@ def shares(total: int, weights: Mapping[bytes, float]) -> dict[bytes, int]:
         total: The number.
         weights: Weight of each peer, by its id.
     """
-    quotas = {peer: total * weight / sum(weights.values()) for peer, weight in weights.items()}
+    each = total / sum(weights.values())
+    quotas = {peer: weight * each for peer, weight in weights.items()}
     found = {peer: int(quota) for peer, quota in quotas.items()}
     by_remainder = sorted(quotas, key=lambda peer: (found[peer] - quotas[peer], peer))
     for peer in by_remainder[: total - sum(found.values())]:
