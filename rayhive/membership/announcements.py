@@ -50,8 +50,7 @@ class Heartbeat:
         met_averaged: The last round whose gradients it has averaged in a group.
         met_synchronised: The last round whose parameters it has averaged in a group.
         samples: Accumulated samples for the next round.
-        promised: Samples that it will have for the next round before it averages, as far as it has
-            told; 0 if it has not.
+        promised: Samples that it promises to have before the next round; 0 without a promise.
         samples_per_second: Its recent speed.
         hurry: A round that it asks the other peers to begin at once.
         entered: The last round that it has begun to average; before that it computes.
@@ -90,6 +89,11 @@ class Heartbeat:
     def in_run(self) -> bool:
         """Whether it takes part in the run, or is on a break."""
         return self.takes_part or self.away
+
+    @property
+    def counted_samples(self) -> int:
+        """Samples of the peer that others count for the next round."""
+        return max(self.samples, self.promised)
 
     def pack(self) -> list[Any]:
         """Return the fields as a list, for the wire."""

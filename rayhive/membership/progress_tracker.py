@@ -138,13 +138,13 @@ class LiveProgressTracker:
         self._thread.start()
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        checking = asyncio.create_task(self._keep_checking_breaks())
+        checking = asyncio.create_task(self._keep_checking())
         try:
             await self._service.run(stop)
         finally:
             checking.cancel()
 
-    async def _keep_checking_breaks(self) -> None:
+    async def _keep_checking(self) -> None:
         while True:
             await asyncio.sleep(CHECK_S)
             self.check_break()
@@ -209,7 +209,7 @@ class LiveProgressTracker:
         with self._lock:
             self.view.announce(aloud, **fields)
             if aloud:
-                self._announced_samples = max(self.view.own.samples, self.view.own.promised)
+                self._announced_samples = self.view.own.counted_samples
             has_company = bool(self.view.known())
         if aloud and has_company:
             self._thread.call_soon(self._service.announce)

@@ -345,7 +345,7 @@ class MembershipView:
         newest = self._newest(alive)
         own = self.own.samples if self.own.round == newest else 0
         others = (p for p in self._participants(alive) if p.peer_id != self.own.peer_id)
-        return own + sum(max(p.samples, p.promised) for p in others if p.round == newest)
+        return own + sum(p.counted_samples for p in others if p.round == newest)
 
     def is_round_due(self, target: int) -> bool:
         """Return whether this peer may begin its next round.

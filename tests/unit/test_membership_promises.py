@@ -54,7 +54,7 @@ class Peer:
 
     def announce(self) -> None:
         told = self.view.own
-        self.announced = max(told.samples, told.promised)
+        self.announced = told.counted_samples
         for other in self.others:
             self.clock.after(self.news_s, lambda other=other: other.hear(told))
 

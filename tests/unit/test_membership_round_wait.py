@@ -176,8 +176,7 @@ def test_shares_add_up_and_are_next_to_their_quotas(
 def compute(wait: RoundWait, done: int) -> tuple[bool, int]:
     """End a batch as the tracker does; return what it would tell."""
     view = wait.swarm.view
-    told = max(view.loud.samples, view.loud.promised)
-    aloud, promised = wait.news(done * BATCH, BATCH, told)
+    aloud, promised = wait.news(done * BATCH, BATCH, view.loud.counted_samples)
     view.announce(aloud, samples=done * BATCH, promised=promised)
     return aloud, promised
 
