@@ -55,9 +55,9 @@ class Heartbeat:
         hurry: A round that it asks the other peers to begin at once.
         entered: The last round that it has begun to average; before that it computes.
         away: Whether it is only on a break: it validates, saves or loads data.
-        untrained: Whether it joined a run whose state it has not got yet.
-        spread: Version of its last announcement for all peers; what changed since goes out with
-            the heartbeats to its neighbours.
+        untrained: Whether it joined a run and has not loaded its state yet.
+        spread: Version of its last announcement for all peers; later changes go out with the
+            heartbeats to its neighbours.
         unreachable: Ids of lost peers among those that it watches.
         stalled: Ids of stragglers among those that it watches.
         addresses: Multiaddresses at which it can be reached.

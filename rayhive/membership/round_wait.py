@@ -27,7 +27,7 @@ MOST_SKIPPED = 64
 
 @dataclass
 class RoundWait:
-    """Decides what a peer promises, and when and how long it waits for a round to become due.
+    """Decides about the promises of a peer, and about its waits for a round to become due.
 
     It waits once a round, for the time of two of its batches and of news at most. After a wait in
     vain, such as where the batches do not divide the round, the next rounds have none: no round
@@ -62,7 +62,7 @@ class RoundWait:
         return min(BATCHES * batch / own.samples_per_second + self.news_s, LONGEST_S)
 
     def news(self, samples: int, batch: int, announced: int) -> tuple[bool, int]:
-        """Return what the others should know after a batch.
+        """Return the news of this peer after a batch.
 
         A peer promises its share of the round before its last batch. Where news take longer than a
         batch, it does so once its further batches take no longer than news. Other samples are told
