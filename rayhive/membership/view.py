@@ -278,12 +278,9 @@ class MembershipView:
             alive = {peer_id for peer_id, peer in self._others.items() if self._alive(peer)}
             return alive | {self.own.peer_id}
 
-    def participants(self) -> list[Heartbeat]:
+    def participants(self, alive: list[Heartbeat] | None = None) -> list[Heartbeat]:
         """Return the live peers that take part, the oldest first, without stragglers."""
-        return self._participants(self.alive())
-
-    def _participants(self, alive: list[Heartbeat]) -> list[Heartbeat]:
-        return [p for p in alive if p.takes_part and not self.is_straggling(p)]
+        return [p for p in alive or self.alive() if p.takes_part and not self.is_straggling(p)]
 
     def is_straggling(self, heartbeat: Heartbeat) -> bool:
         """Return whether another peer has computed for too long without progress.
@@ -344,25 +341,29 @@ class MembershipView:
     def _samples(self, alive: list[Heartbeat]) -> int:
         newest = self._newest(alive)
         own = self.own.samples if self.own.round == newest else 0
-        others = (p for p in self._participants(alive) if p.peer_id != self.own.peer_id)
+        others = (p for p in self.participants(alive) if p.peer_id != self.own.peer_id)
         return own + sum(p.counted_samples for p in others if p.round == newest)
 
     def is_round_due(self, target: int) -> bool:
         """Return whether this peer may begin its next round.
 
-        Others are a round ahead or in a hurry, or all have the samples and this peer its promise.
+        It has kept its promise, and the samples are there or others have begun the round. Or the
+        others have ended the round, or one of them is in a hurry.
         """
         alive = self.alive()  # once: this is asked several times in each batch
-        newest, kept = self._newest(alive), self.own.samples >= self.own.promised
-        if newest > self.own.round or (kept and self._samples(alive) >= target):
-            return True
-        return any(p.hurry > newest for p in self._participants(alive))
+        newest, own = self._newest(alive), self.own
+        due = own.samples >= own.promised
+        if newest == own.round:
+            due = due and self._samples(alive) >= target
+        else:  # others may go on before the round has ended, and they wait for this peer
+            due = due or self.newest_averaged() > own.round
+        return due or any(p.hurry > own.round for p in self.participants(alive))
 
     def live_peers(self) -> int:
         """Return the number of peers, this one included, that can take part in the next round."""
         alive = self.alive()
         newest = self._newest(alive)
-        peers = [p for p in self._participants(alive) if p.peer_id != self.own.peer_id]
+        peers = [p for p in self.participants(alive) if p.peer_id != self.own.peer_id]
         return 1 + sum(self._reached(p) >= newest - ROUNDS_BEHIND for p in peers)
 
     def note_group(self, round_: int, peers: Iterable[bytes], quorum: bool = False) -> None:

@@ -18,6 +18,8 @@ from rayhive.membership.round_wait import RoundWait
 from rayhive.membership.view import Heartbeat, MembershipView
 
 BATCH, TARGET = 32, 1024
+#: Time between a peer's news of a batch and its decision what to do next [s].
+DECIDES_S = 0.001
 
 
 @dataclass
@@ -41,9 +43,15 @@ class Peer:
     """A peer that computes batches of one length until its round begins."""
 
     def __init__(
-        self, clock: Clock, name: bytes, batch_s: float, news_s: float, batch: int = BATCH
+        self,
+        clock: Clock,
+        name: bytes,
+        batch_s: float,
+        news_s: float,
+        batch: int = BATCH,
+        goes_on: bool = False,
     ) -> None:
-        self.clock, self.batch_s, self.batch = clock, batch_s, batch
+        self.clock, self.batch_s, self.batch, self.goes_on = clock, batch_s, batch, goes_on
         self.others = list[Peer]()
         own = Heartbeat(name, 0.0, 1, takes_part=True, samples_per_second=batch / batch_s)
         self.view = MembershipView(own, silence=1e9, clock=lambda: clock.now)
@@ -51,6 +59,7 @@ class Peer:
         self.wait = RoundWait(swarm, news_s)
         self.news_s, self.announced, self.waits = news_s, 0, False
         self.entered: float | None = None
+        self.samples = 0
 
     def announce(self) -> None:
         told = self.view.own
@@ -69,9 +78,12 @@ class Peer:
         self.view.announce(aloud, samples=samples, promised=promised)
         if aloud:
             self.announce()
+        self.clock.after(DECIDES_S, self.decide)
+
+    def decide(self) -> None:
         seconds = self.wait.seconds(self.batch)
         if seconds:
-            if samples > self.announced:
+            if self.view.own.samples > self.announced:
                 self.announce()
             self.waits = True
             self.clock.after(seconds, lambda: self.waits and self.go_on(True))
@@ -82,23 +94,42 @@ class Peer:
         """Begin the round if it is due; else another batch, at once or unless this peer waits."""
         if self.wait.swarm.is_round_due:
             self.waits, self.entered = False, self.clock.now
+            self.samples = self.view.own.samples
+            if self.goes_on:  # and averages in the background
+                self.view.announce(round=1, samples=0, promised=0)
+                self.announce()
         elif at_once or not self.waits:
             self.waits = False
-            self.clock.after(self.batch_s, self.end_batch)
+            self.compute()
+
+    def compute(self) -> None:
+        self.clock.after(self.batch_s - DECIDES_S, self.end_batch)
 
 
 def a_round(
-    batch_s: Sequence[float], news_s: float, batches: Sequence[int] = (BATCH,) * 8
+    batch_s: Sequence[float],
+    news_s: float,
+    batches: Sequence[int] = (BATCH,) * 8,
+    goes_on: bool = False,
 ) -> list[Peer]:
-    """Return the peers of a round that all of them have begun."""
+    """Return the peers of a round that all of them have begun.
+
+    Args:
+        batch_s: Seconds of each peer's batches.
+        news_s: How long news are under way [s].
+        batches: Samples of each peer's batches.
+        goes_on: Whether peers go on to the next round while they average this one.
+    """
     clock = Clock()
     given = enumerate(zip(batch_s, batches, strict=False))
-    peers = [Peer(clock, bytes([i]), seconds, news_s, batch) for i, (seconds, batch) in given]
+    peers = [
+        Peer(clock, bytes([i]), seconds, news_s, batch, goes_on) for i, (seconds, batch) in given
+    ]
     for peer in peers:
         peer.others = [other for other in peers if other is not peer]
         for other in peer.others:
             peer.view.receive(other.view.own)
-        clock.after(peer.batch_s, peer.end_batch)
+        peer.compute()
     clock.run()
     return peers
 
@@ -113,11 +144,14 @@ SPEEDS = {
 }
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["waits", "goes on"])
 @pytest.mark.parametrize("news_s", [0.0001, 0.01, 0.04, 0.3], ids=str)
 @pytest.mark.parametrize("batch_s", SPEEDS.values(), ids=SPEEDS)
-def test_a_round_has_its_samples_and_hardly_more(batch_s: list[float], news_s: float) -> None:
-    peers = a_round(batch_s, news_s)
-    samples = [peer.view.own.samples for peer in peers]
+def test_a_round_has_its_samples_and_hardly_more(
+    batch_s: list[float], news_s: float, goes_on: bool
+) -> None:
+    peers = a_round(batch_s, news_s, goes_on=goes_on)
+    samples = [peer.samples for peer in peers]
     shortest = TARGET / sum(BATCH / seconds for seconds in batch_s)
     assert TARGET <= sum(samples) < TARGET + BATCH * len(peers)
     for peer in peers:
@@ -131,8 +165,7 @@ def test_batches_of_unequal_sizes_end_in_a_round_too(news_s: float) -> None:
     batches = (17, 32, 50, 128)
     peers = a_round([0.01, 0.02, 0.02, 0.07], news_s, batches)
     assert all(peer.entered is not None for peer in peers)
-    samples = sum(peer.view.own.samples for peer in peers)
-    assert TARGET <= samples < TARGET + 2 * sum(batches)
+    assert TARGET <= sum(peer.samples for peer in peers) < TARGET + 2 * sum(batches)
 
 
 # -- the tracker -----------------------------------------------------------------------------------
@@ -169,6 +202,28 @@ def test_a_promise_ends_with_samples_that_are_lost(tracker: LiveProgressTracker)
     tracker.report_local_progress(1, BATCH)
     tracker.report_local_progress(1, 0)
     assert tracker.view.loud.promised == 0
+
+
+def test_a_peer_keeps_its_promise_though_another_has_gone_on(tracker: LiveProgressTracker) -> None:
+    """The other one averages in the background, and waits there for this peer."""
+    told = tracker.view.find(b"other")
+    assert told is not None
+    tracker.report_local_progress(1, BATCH)
+    assert tracker.view.own.promised == 2 * BATCH
+    tracker.view.receive(replace(told, version=2, round=2, entered=2, averaged=1))
+    assert not tracker.ready_to_update_epoch
+    tracker.report_local_progress(1, 2 * BATCH)
+    assert tracker.ready_to_update_epoch
+
+
+def test_a_promise_ends_with_the_round_that_others_have_averaged(
+    tracker: LiveProgressTracker,
+) -> None:
+    told = tracker.view.find(b"other")
+    assert told is not None
+    tracker.report_local_progress(1, BATCH)
+    tracker.view.receive(replace(told, version=2, round=2, entered=2, averaged=2))
+    assert tracker.view.own.promised == 2 * BATCH and tracker.ready_to_update_epoch
 
 
 @pytest.mark.parametrize("promised, aloud", [(2 * BATCH, False), (BATCH, True)])

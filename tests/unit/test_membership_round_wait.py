@@ -216,8 +216,8 @@ def test_promises_of_others_count_and_no_sample_counts_twice() -> None:
     assert wait.swarm.view.samples() == TARGET
 
 
-def test_nobody_is_held_to_a_promise_when_others_are_ahead_or_in_a_hurry() -> None:
-    for news in ({"round": 1}, {"hurry": 1}):
+def test_nobody_is_held_to_a_promise_when_a_round_has_ended_or_is_in_a_hurry() -> None:
+    for news in ({"round": 1, "averaged": 1}, {"hurry": 1}, {"round": 1, "hurry": 1}):
         wait = make_wait(1250.0, EQUAL)
         compute(wait, 4)
         heard(wait.swarm.view, "a", **news)
