@@ -229,10 +229,10 @@ class MeasuredAverager(DecentralizedAverager):
         """Serve until shut down; executed in the averager's own process."""
         self.cancellations = Cancellations(self._stub_of)
         averager.Matchmaking, allreduce.aiter_with_timeout = LiveMatchmaking, in_time
-        own = {"announce": self.rounds.announced, "link_to": self._links.get}
-        self.matchmaking_kwargs.update(groups=self.groups, **own)
-        install.install()
         self._inner_pipe: Any = RequestPipe(self._inner_pipe, self)
+        own = {"announce": self.rounds.announced, "link_to": self._links.get}
+        self.matchmaking_kwargs.update(groups=self.groups, on_made=self._inner_pipe.open, **own)
+        install.install()
         self._allreduce_timeout = None  # hivemind's limits the whole round
         # Peers that seed alike for training would draw equal ids of groups, and mix late parts.
         random.seed()

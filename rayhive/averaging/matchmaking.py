@@ -44,6 +44,7 @@ class LiveMatchmaking(Matchmaking):
         quorum: Peers with which a round may begin; None awaits all live peers.
         pairs: Whether a round has a group for each pair of peers, and not one of all.
         link_to: Returns the link to a leader, or None.
+        on_made: Called when it is made: hivemind's loop begins then.
         kwargs: As hivemind's.
     """
 
@@ -56,6 +57,7 @@ class LiveMatchmaking(Matchmaking):
         quorum: Quorum | None = None,
         pairs: bool = False,
         link_to: LinkTo = no_link,
+        on_made: Callable[[], None] = lambda: None,
         **kwargs: Any,
     ) -> None:
         # The key manager draws a sample of the group's size from this many buckets and raises
@@ -75,6 +77,7 @@ class LiveMatchmaking(Matchmaking):
         self._knows_members = False
         self._patience: float | None = None
         self._missed: int | None = None
+        on_made()
 
     def set_members(self, members: Sequence[Member], patience: float | None = None) -> None:
         """Set the peers that take part in the run.

@@ -32,7 +32,8 @@ class RequestPipe:
 
     hivemind's reader releases a semaphore in each turn of the event loop in which a message is
     there. Its task needs several turns to wake up, and then looks for one more message for each of
-    them, with a timer and a task every time.
+    them, with a timer and a task every time. A message that is there while the averager starts
+    takes thousands of turns, so that hivemind's loop gets its first one from :meth:`open`.
 
     Args:
         pipe: The end of the pipe.
@@ -45,10 +46,13 @@ class RequestPipe:
         near, self._far = Pipe(duplex=False)
         self.fileno, self.poll, self.recv = near.fileno, near.poll, near.recv
         averager._serve_requests = self._serve
-        self._far.send(("_serve_requests", [], {}))  # hivemind's loop begins with it
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pipe, name)
+
+    def open(self) -> None:
+        """Serve requests as soon as hivemind's loop reads messages."""
+        self._far.send(("_serve_requests", [], {}))
 
     async def _serve(self) -> None:
         asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._read)

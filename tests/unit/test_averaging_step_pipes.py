@@ -35,8 +35,18 @@ class Averager:
         return self.pipe.recv()
 
     async def begin(self) -> None:
+        self.pipe.open()
         method, args, kwargs = await self.next_of_hivemind()
         await getattr(self, method)(*args, **kwargs)
+
+
+def test_nothing_wakes_hiveminds_loop_before_the_averager_is_ready() -> None:
+    """Each turn of the event loop would count one message for it to look for."""
+    averager = Averager()
+    averager.trainer.send(("note", [1], {}))
+    assert not averager.pipe.poll()
+    averager.pipe.open()
+    assert averager.pipe.poll()
 
 
 def test_requests_from_before_the_loop_and_later_ones_are_served() -> None:
