@@ -6,7 +6,7 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.progress_view import ProgressView
 from rayhive.membership.round_wait import RoundWait
 from rayhive.membership.view import Heartbeat, MembershipView
+from tests.unit.test_membership_round_wait import heard
 
 BATCH, TARGET = 32, 1024
 #: Time between a peer's news of a batch and its decision what to do next [s].
@@ -206,11 +207,9 @@ def test_a_promise_ends_with_samples_that_are_lost(tracker: LiveProgressTracker)
 
 def test_a_peer_keeps_its_promise_though_another_has_gone_on(tracker: LiveProgressTracker) -> None:
     """The other one averages in the background, and waits there for this peer."""
-    told = tracker.view.find(b"other")
-    assert told is not None
     tracker.report_local_progress(1, BATCH)
     assert tracker.view.own.promised == 2 * BATCH
-    tracker.view.receive(replace(told, version=2, round=2, entered=2, averaged=1))
+    heard(tracker.view, "other", round=2, entered=2, averaged=1)
     assert not tracker.ready_to_update_epoch
     tracker.report_local_progress(1, 2 * BATCH)
     assert tracker.ready_to_update_epoch
@@ -219,10 +218,8 @@ def test_a_peer_keeps_its_promise_though_another_has_gone_on(tracker: LiveProgre
 def test_a_promise_ends_with_the_round_that_others_have_averaged(
     tracker: LiveProgressTracker,
 ) -> None:
-    told = tracker.view.find(b"other")
-    assert told is not None
     tracker.report_local_progress(1, BATCH)
-    tracker.view.receive(replace(told, version=2, round=2, entered=2, averaged=2))
+    heard(tracker.view, "other", round=2, entered=2, averaged=2)
     assert tracker.view.own.promised == 2 * BATCH and tracker.ready_to_update_epoch
 
 
@@ -230,10 +227,8 @@ def test_a_promise_ends_with_the_round_that_others_have_averaged(
 def test_a_peer_that_begins_a_round_tells_what_the_others_lack(
     tracker: LiveProgressTracker, promised: int, aloud: bool
 ) -> None:
-    told = tracker.view.find(b"other")
-    assert told is not None
     tracker.report_local_progress(1, BATCH)
     tracker.report_local_progress(1, 2 * BATCH)
-    tracker.view.receive(replace(told, version=2, promised=promised))
+    heard(tracker.view, "other", promised=promised)
     tracker.enter(2)
     assert (tracker.view.loud.entered == 2) == aloud
