@@ -134,8 +134,8 @@ def run_scenario(
         Interrupted: Ctrl-C or SIGTERM.
     """
     study = scenario_config(name, config, set, peers, seed)
-    source = None if config is None else str(config)
-    resolved = resolve(study, source=source, twin=twin)
+    study = study.model_copy(update={"twins": study.twins and twin})
+    resolved = resolve(study, source=None if config is None else str(config))
     folder = out if out is not None else new_folder(resolved.config.name)
     return execute(resolved, folder, address, nullcontext(_shown(progress)))
 

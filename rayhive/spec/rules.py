@@ -195,6 +195,8 @@ def _check_objectives(config: SweepConfig) -> Iterator[Problem]:
             yield Problem(key, direction, known[name])
         elif name.startswith("retention") and set(config.scenarios) == {"none"}:
             yield Problem(key, name, "absent without a scenario that plans faults")
+        elif name.startswith("retention") and not (config.twins or "none" in config.scenarios):
+            yield Problem(key, name, "absent without twins to compare with (twins: true)")
     if "samples_to_target" in config.objectives and config.budget.samples_per_replicate is None:
         yield _wrong(
             config,

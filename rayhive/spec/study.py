@@ -186,6 +186,8 @@ class SweepConfig(Model):
         enqueue: Configurations to try first.
         scenarios: Fault scenarios of every configuration: registered names, and paths of the
             user's own scenario files.
+        twins: Whether ``none`` is added to scenarios that lack it, so that each faulted replicate
+            has its twin.
         scenario_args: Name of a scenario -> values of its parameters.
         across_scenarios: Reduction of an objective over the scenarios of a trial.
         replicates: Repetitions under each scenario.
@@ -216,6 +218,7 @@ class SweepConfig(Model):
     space: Space = Space()
     enqueue: tuple[Configuration, ...] = ()
     scenarios: tuple[str, ...] = Field(default=("none",), min_length=1)
+    twins: bool = True
     scenario_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
     across_scenarios: Literal["mean", "worst"] = "mean"
     replicates: int = Field(default=3, ge=1, le=1000)

@@ -150,7 +150,6 @@ def resolve(
     overrides: Overrides = (),
     *,
     source: str | None = None,
-    twin: bool = True,
     workload: WorkloadFacts | None = None,
 ) -> ResolvedStudy:
     """Read, check and resolve a study.
@@ -159,7 +158,6 @@ def resolve(
         study: The study.
         overrides: Values that replace single fields.
         source: Origin of the study for error messages; by default its path, if it has one.
-        twin: Whether the scenario ``none`` is added to faulted scenarios that lack it.
         workload: Properties of the workload, if they are known; by default it is loaded for them.
 
     Raises:
@@ -179,7 +177,9 @@ def resolve(
     config = validate_sweep(data, source, problems, checks)
     if check.facts is None or check.expanded is None:
         raise RuntimeError("a study was accepted without a workload")
-    scenarios = with_twin(check.expanded.scenarios) if twin else check.expanded.scenarios
+    scenarios = check.expanded.scenarios
+    if config.twins:
+        scenarios = with_twin(scenarios)
     resolved = tuple(
         ResolvedScenario(scenario_label(n), check.plans.get(n, (None,) * config.replicates))
         for n in scenarios

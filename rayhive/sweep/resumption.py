@@ -17,7 +17,7 @@ from rayhive.spec.yaml_data import dotted
 #: Numbers that may grow when a study is resumed.
 MAY_GROW = ("budget.trials", "replicates")
 #: Keys that set limits of time and attempts, or add rows, and do not affect other measurements.
-MAY_CHANGE = re.compile(r"retries|baselines|timeouts\..+|preemption\.sources")
+MAY_CHANGE = re.compile(r"retries|baselines|twins|timeouts\..+|preemption\.sources")
 _RULE = "--out or another name starts a new run"
 
 

@@ -137,6 +137,10 @@ def test_a_scenario_returns_its_twin_and_its_story(world: World) -> None:
     assert len(run.stories(always=True)) == 2
     alone = rayhive.run_scenario("kill-one", twin=False, out="alone", progress=False)
     assert list(alone.configurations["scenario"]) == ["kill-one"]
+    started = world.starts.total()
+    again = api.retry("alone", progress=False)
+    assert list(again.configurations["scenario"]) == ["kill-one"]  # it added the twin
+    assert world.starts.total() == started
     again = api.replay("broken", 0, out="again", progress=False)
     assert list(again.replicates["scenario"]) == ["kill-one"]
     with pytest.raises(ConfigError, match="'kill-one'"):

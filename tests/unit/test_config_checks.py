@@ -97,6 +97,14 @@ def test_delays_are_the_valid_combinations_of_flags() -> None:
         ({"objectives": {"rounds": "maximize"}}, "objectives.rounds"),
         ({"objectives": {"final_loss": "maximize"}}, "objectives.final_loss"),
         ({"objectives": {"retention": "maximize"}}, "objectives.retention"),
+        (
+            {
+                "objectives": {"retention": "maximize"},
+                "scenarios": ["kill-one"],
+                "twins": False,
+            },
+            "objectives.retention",
+        ),
         ({"objectives": {"samples_to_target": "minimize"}}, "budget.samples_per_replicate"),
         (
             {"objectives": {"final_loss": "minimize"}, "budget": {"stop_at_target": True}},

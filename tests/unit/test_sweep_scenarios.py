@@ -62,6 +62,19 @@ def test_a_faulted_scenario_adds_its_twin() -> None:
     assert not resolve({**STUDY, "scenarios": ["none", "kill-one"]}).twin_added
     again = resolve(yaml.safe_load(study.config.to_yaml()))
     assert again.config == study.config and not again.twin_added
+    alone = resolve({**STUDY, "twins": False})
+    assert alone.config.scenarios == ("kill-one", *MEMBERS) and not alone.twin_added
+
+
+def test_twins_may_be_added_when_a_study_resumes(tmp_path: Path, world: World) -> None:
+    sweep(tmp_path, world, twins=False)
+    assert "none" not in {scenario for scenario, _ in specs(tmp_path)}
+    before = world.starts.total()
+    sweep(tmp_path, world)
+    assert {("none", 0), ("none", 1)} <= specs(tmp_path).keys()
+    assert world.starts.total() == before + 2
+    with pytest.raises(ConfigError, match="scenarios"):
+        sweep(tmp_path, world, twins=False)
 
 
 def test_parameters_of_a_grid_are_those_of_its_members_or_make_it_one_scenario() -> None:
