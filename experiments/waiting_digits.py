@@ -22,7 +22,7 @@ class WaitingArgs(DigitsArgs):
     """Arguments of ``digits``, and the wait.
 
     Attributes:
-        batch_s: Time for which each batch waits besides its computation [s].
+        batch_s: Wait before the computation of each batch [s].
     """
 
     batch_s: float = Field(default=0.1, ge=0)
