@@ -256,9 +256,7 @@ class BaselineTraining(Callback):
         """Evaluate a last time, report the end, and stay until all members may leave."""
         clock_s, reason = self._clock.seconds(), self._reason or "stop"
         if reason == "notice":
-            computed, lost = self._samples.computed, self._samples.drop()
-            left = events.Left(round=self._round, handed_over=0, lost=lost)
-            self._channel.say_goodbye(left, computed, clock_s)
+            self._say_goodbye(clock_s)
             return
         if reason != "diverged" and self._evaluated != self._round:
             self._evaluate(pl_module, final=True)
@@ -277,9 +275,22 @@ class BaselineTraining(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Report an error before anything is cleared up."""
+        """Report an error before anything is cleared up.
+
+        A peer that was given notice says goodbye instead: the member that it misses may have left
+        for the same reason.
+        """
+        if self._channel.notice is not None:
+            if not self._channel.has_left:
+                self._say_goodbye(self._clock.seconds())
+            return
         if self._member.lost_others(exception):
             told = PeerError(f"{self._spec.baseline} cannot go on: another member is gone")
             told.__cause__ = exception
             exception = told
         self._channel.fail(exception)
+
+    def _say_goodbye(self, clock_s: float) -> None:
+        computed, lost = self._samples.computed, self._samples.drop()
+        left = events.Left(round=self._round, handed_over=0, lost=lost)
+        self._channel.say_goodbye(left, computed, clock_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.environments import MPIEnvironment
 
 from rayhive.events import Event, Round
 from rayhive.peer.baseline import BaselineTraining
+from rayhive.peer.channel import Channel
 from rayhive.peer.from_spec import PeerFit
 from rayhive.registry import BASELINES
 from rayhive.spec.replicate import PeerSpec
@@ -41,9 +42,29 @@ class Poison(Callback):
                 next(pl_module.parameters()).view(-1)[0] = torch.inf
 
 
+class Miss(Callback):
+    """Has a peer miss another one in a batch, after a notice.
+
+    Args:
+        channel: The peer's channel.
+        batch: Number of the batch.
+    """
+
+    def __init__(self, channel: Any, batch: int) -> None:
+        self.channel, self.batch = channel, batch
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == self.batch:
+            self.channel.notice = math.inf
+            raise RuntimeError("gloo: Connection closed by peer")
+
+
 def events_of(
     seed: int = 7,
     poisoned: int | None = None,
+    misses: int | None = None,
     baseline: str = "single",
     begins: Callable[[Any], None] = lambda kind: None,
     samples: int = 16 * ROUNDS,
@@ -67,6 +88,8 @@ def events_of(
     )
     emitted: list[Event] = []
     channel = SimpleNamespace(emit=emitted.append, wait_for=begins, notice=None, stop_reason=None)
+    channel.has_left = False
+    channel.say_goodbye = MethodType(Channel.say_goodbye, channel)
     fit, member = PeerFit(spec, (0, 1)), BASELINES.get(baseline)().member(spec, 8)
     member.listen([])
     member.connect()
@@ -78,7 +101,12 @@ def events_of(
     )
     if poisoned is not None:
         trainer.callbacks.append(Poison(poisoned))  # type: ignore[attr-defined]
-    fit.run(trainer)
+    if misses is None:
+        fit.run(trainer)
+    else:
+        trainer.callbacks.append(Miss(channel, misses))  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="gloo"):
+            fit.run(trainer)
     return emitted
 
 
@@ -90,6 +118,14 @@ def test_a_divergence_in_the_last_round_is_one(
 ) -> None:
     event: Any = events_of(poisoned=poisoned)[-1]
     assert (event.kind, event.reason, event.round) == ("peer_finished", reason, round)
+
+
+def test_a_peer_with_a_notice_that_misses_another_tells_what_it_computed() -> None:
+    """It told of no samples, though its rounds had some."""
+    left, end = (event.model_dump() for event in events_of(misses=3)[-2:])
+    assert (left["kind"], left["round"], left["lost"]) == ("left", 1, 8)
+    assert (end["kind"], end["reason"], end["samples"]) == ("peer_finished", "notice", 24)
+    assert end["clock_s"] > 0
 
 
 def test_a_peer_starts_no_mpi_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
