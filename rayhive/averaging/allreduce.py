@@ -19,7 +19,7 @@ from hivemind.utils.asyncio import attach_event_on_finished
 
 from rayhive.averaging.aggregation import RULES, SteadyReducer
 from rayhive.averaging.answers import AVERAGE, HANGS_UP, Answers, difference
-from rayhive.averaging.parts import PartMessage, in_threads
+from rayhive.averaging.parts import PartMessage, in_threads, numbered
 from rayhive.averaging.round_result import PhaseRecord
 from rayhive.averaging.streams import PATIENCE, until
 from rayhive.averaging.tensor_parts import TensorParts, balanced_partition, partition_of
@@ -30,14 +30,8 @@ from rayhive.spec import Aggregation
 
 #: Reason for missing answers of a lost peer.
 ABSENT = "it is no longer there"
-
-
-async def numbered(messages: AsyncIterable[Any]) -> AsyncIterator[tuple[int, Any]]:
-    """Yield messages with their numbers; the threads that decode them run in any order."""
-    index = 0
-    async for message in messages:
-        yield index, message
-        index += 1
+#: Answers of a reducer that takes no part in this all-reduce, or no longer.
+OVER = (averaging_pb2.BAD_GROUP_ID, averaging_pb2.CANCELLED)
 
 
 class MeasuredAllReduce(AllReduceRunner):
@@ -139,6 +133,7 @@ class MeasuredAllReduce(AllReduceRunner):
         self._hanging_up: set[PeerID] = set()
         self._talks: dict[PeerID, asyncio.Future[None]] = {}
         self._absent = absent
+        self._refusals_are_final = shares is not None  # hivemind also refuses early parts
 
     async def run(self) -> AsyncIterator[torch.Tensor]:
         """Take part in the all-reduce; yield the average of each tensor."""
@@ -191,6 +186,8 @@ class MeasuredAllReduce(AllReduceRunner):
         async def averages(answers: AsyncIterator[Any]) -> Any:
             async for answer in answers:
                 if answer.code != averaging_pb2.AVERAGED_PART:
+                    if answer.code in OVER and self._refusals_are_final:
+                        await self.give_up([reducer])
                     code = averaging_pb2.MessageCode.Name(answer.code)
                     raise AllreduceException(f"{reducer} sent {code}")
                 yield answer.tensor_part
@@ -341,6 +338,11 @@ class MeasuredAllReduce(AllReduceRunner):
             if peer.to_bytes() in gone:  # a cut link gives no sign
                 talk.cancel()
 
+    async def give_up(self, peers: Collection[PeerID]) -> None:
+        """Stop waiting for first parts of peers that take no part in this all-reduce any more."""
+        for peer in set(self.sender_peer_ids).intersection(peers) - self.active_senders:
+            await self._ban_sender(peer)
+
     def fraction(self) -> float:
         """Return the share of the averaging that happened, the worse of both sides.
 
@@ -349,9 +351,7 @@ class MeasuredAllReduce(AllReduceRunner):
         expected elements.
         """
         container, reducer = self.tensor_part_container, self.tensor_part_reducer
-        averaged: float = 1.0
-        if container.total_size:
-            averaged -= container.failed_size / container.total_size
+        averaged: float = 1.0 - container.failed_size / max(1, container.total_size)
         sizes = [shape.numel() for shape in reducer.part_shapes]
         expected = sum(sizes) * reducer.num_senders
         if not expected:

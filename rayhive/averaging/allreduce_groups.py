@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
+from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import achain, anext, as_aiter
 
@@ -38,11 +39,13 @@ class AllReduceGroups:
         running: Future of the runner of each registered all-reduce, by id. hivemind's averager
             sets the results.
         absent: Ids of peers that were lost; no all-reduce waits for them.
+        parted: Peers that left and cannot be heard any more. Parts of them that have arrived count.
     """
 
     def __init__(self) -> None:
         self.running: dict[bytes, asyncio.Future[MeasuredAllReduce]] = {}
         self.absent: frozenset[bytes] = frozenset()
+        self.parted: frozenset[PeerID] = frozenset()
         self._ids: dict[bytes, dict[str, bytes]] = {}
         self._expected: set[bytes] = set()
         self._closed: deque[bytes] = deque(maxlen=REMEMBERED)
@@ -132,6 +135,16 @@ class AllReduceGroups:
             await wait_at_most(self._changes.next_change(), left)
         return True
 
+    async def begin(self, key: bytes, runner: MeasuredAllReduce) -> None:
+        """Begin an all-reduce of an open group.
+
+        Args:
+            key: Id of the all-reduce.
+            runner: Takes part in it for this peer.
+        """
+        self.running[key].set_result(runner)
+        await runner.give_up(self.parted)
+
     def started(self, group_id: bytes) -> dict[str, MeasuredAllReduce]:
         """Return the all-reduces of a group that began, by phase, in order."""
         ids = self._ids.get(group_id, {})
@@ -160,6 +173,12 @@ class AllReduceGroups:
         gone, self.absent = absent - self.absent, absent
         for runner in self._all_started() if gone else ():
             await runner.forget(gone)
+
+    async def set_parted(self, parted: frozenset[PeerID]) -> None:
+        """Replace the peers that left and cannot be heard; no first part of them is awaited."""
+        self.parted = parted
+        for runner in self._all_started():
+            await runner.give_up(parted)
 
     def cancel(self) -> None:
         """End all running all-reduces."""

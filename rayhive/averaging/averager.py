@@ -12,7 +12,6 @@ import gc
 import os
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
 import torch
@@ -129,8 +128,8 @@ class MeasuredAverager(DecentralizedAverager):
         self._declaring: asyncio.Task[None] | None = None
         super().__init__(start=False, min_matchmaking_time=min_matchmaking_time, **kwargs)
         self._running_groups = self.groups.running
-        name = self._get_handle_name(self.prefix, "link")
-        self._links = PeerLinks(name, not self.client_mode, trusted_network, self.signs)
+        how = (not self.client_mode, trusted_network, self.signs, self.groups.set_parted)
+        self._links = PeerLinks(self._get_handle_name(self.prefix, "link"), *how)
         self._outer_pipe: Any = LockedPipe(self._outer_pipe)
         self._news = MemberNews(self._outer_pipe)
         self._requests = StepRequests(self._outer_pipe, self.signs.newest)
@@ -160,7 +159,7 @@ class MeasuredAverager(DecentralizedAverager):
         Args:
             members: The peers, oldest first.
             lost: Ids of peers that were lost without a word. No all-reduce waits for them. A peer
-                that left with a message finishes its rounds, and is awaited in them.
+                that left with a message finishes its rounds, and is awaited until its link ends.
         """
         with contextlib.suppress(OSError, ValueError, AssertionError):
             if self.pid is not None and self.is_alive():
@@ -253,6 +252,7 @@ class MeasuredAverager(DecentralizedAverager):
             await self._links.open(self._p2p)
         await self.groups.set_absent(lost)
         self._links.set_members((member.peer_id for member in members), lost)
+        await self.groups.set_parted(self._links.parted())
 
     async def _shutdown(self, timeout: float | None) -> None:
         """End every step, then wait until the DHT has read all messages of this process."""
@@ -281,7 +281,7 @@ class MeasuredAverager(DecentralizedAverager):
                 self._matchmaking.leave(step)
                 self.rounds.end_step(trace)
 
-    def _register_allreduce_group(self, group_info: GroupInfo) -> AbstractContextManager[None]:
+    def _register_allreduce_group(self, group_info: GroupInfo) -> Any:
         return self.rounds.opened(group_info)
 
     async def _aggregate_with_group(
@@ -326,7 +326,7 @@ class MeasuredAverager(DecentralizedAverager):
             transport=transport.way(self._links, self._stub_of),
             **options,
         )
-        self.groups.running[key].set_result(runner)
+        await self.groups.begin(key, runner)
         async for _ in runner:
             self.last_updated = get_dht_time()
             self._state_updated.set()

@@ -6,7 +6,7 @@ attributes are named like the fields of hivemind's messages, so that both kinds 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -95,6 +95,14 @@ async def as_protobuf(
     """Pass a stream on as hivemind's messages."""
     async for message in messages:
         yield message.to_protobuf() if isinstance(message, PartMessage) else message
+
+
+async def numbered(messages: AsyncIterable[T]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yield messages with their numbers; the threads that decode them run in any order."""
+    index = 0
+    async for message in messages:
+        yield index, message
+        index += 1
 
 
 async def in_threads(

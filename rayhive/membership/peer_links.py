@@ -14,7 +14,7 @@ from hivemind.utils import MSGPackSerializer
 from rayhive.membership.daemon_calls import keep_answering
 from rayhive.membership.links.handshake import Invitation
 from rayhive.membership.links.link import Handler, Link, Reply, no_reply
-from rayhive.membership.links.links import Links
+from rayhive.membership.links.links import Links, OnParted, nobody_asks
 from rayhive.membership.signs import SignsOfLife
 
 #: Longest wait at shutdown for the daemon [s].
@@ -32,6 +32,7 @@ class PeerLinks:
         serves: Whether other peers can call this one through the daemon.
         trusted_network: Whether links to peers that agree do without encryption.
         signs: Notes when data show that a peer lives, whichever way they came.
+        on_parted: As for :class:`Links`.
         bulk: Whether the links carry bulk data, which leave this machine after other messages.
     """
 
@@ -41,11 +42,12 @@ class PeerLinks:
         serves: bool,
         trusted_network: bool = False,
         signs: SignsOfLife | None = None,
+        on_parted: OnParted = nobody_asks,
         bulk: bool = True,
     ) -> None:
         keep_answering()
         self._name, self._serves, self._trusted = name, serves, trusted_network
-        self._signs, self._bulk = signs, bulk
+        self._signs, self._on_parted, self._bulk = signs, on_parted, bulk
         self._links: Links | None = None
         self._known: tuple[frozenset[bytes], ...] = ()
         self._p2p: P2P
@@ -66,9 +68,8 @@ class PeerLinks:
         if self._links is not None:
             return
         self._p2p = p2p
-        self._links = Links(
-            p2p.peer_id, handlers, self._ask, self._trusted, self.heard, reply, self._bulk
-        )
+        answers = (self.heard, reply, self._bulk, self._on_parted)
+        self._links = Links(p2p.peer_id, handlers, self._ask, self._trusted, *answers)
         if self._serves:
             self._links.listen(hosts_in(map(str, await p2p.get_visible_maddrs())))
             await p2p.add_protobuf_handler(self._name, self._answer, BytesValue)
@@ -84,6 +85,10 @@ class PeerLinks:
         if self._links is not None and known != self._known:  # most calls tell of progress only
             self._known = known
             self._links.set_members(*([PeerID(peer) for peer in peers] for peers in known))
+
+    def parted(self) -> frozenset[PeerID]:
+        """Return the peers that are no members any more, and whose links have ended."""
+        return frozenset() if self._links is None else self._links.parted
 
     def round_trip(self) -> float:
         """Return the longest of the links' round trips; 0 without a link [s]."""

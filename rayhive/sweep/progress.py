@@ -22,9 +22,12 @@ from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.replicate_runner import Handle
 from rayhive.sweep.tally import (
+    Replicate,
     Tally,
+    clock,
     figure,
     finished_line,
+    key_of,
     objective,
     replicate_label,
     trial_line,
@@ -41,14 +44,14 @@ PEER_FIGURES = (
     ("samples_per_s", "samples/s", "{:.0f}"),
     ("loss", "loss", "{:.4g}"),
 )
-
-
 #: Most rows of the front in the display, the latest.
 FRONT_ROWS = 8
+#: Time between two lines about a replicate that runs [s].
+STATUS_EVERY_S = 60.0
 
 
 class SweepProgress:
-    """Prints a line for each replicate and trial.
+    """Prints lines for each replicate and trial, and every minute one for a running replicate.
 
     Args:
         config: The study.
@@ -64,6 +67,7 @@ class SweepProgress:
     ) -> None:
         self.tally = Tally(config, now)
         self._out = out or sys.stderr
+        self._told: dict[Replicate, float] = {}
 
     def close(self) -> None:
         """End the output; lines stay as they are."""
@@ -84,7 +88,13 @@ class SweepProgress:
         self.note(f"{self.tally.started_position} {replicate_label(spec)} {verb} (left: {left})")
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
-        """Print nothing."""
+        """Print how far a replicate is, unless a line has told it lately."""
+        now = self.tally.now()
+        if now - self._told.setdefault(key_of(spec), now) < STATUS_EVERY_S:
+            return
+        self._told[key_of(spec)] = now
+        with suppress(RayhiveError):
+            self.note(f"{replicate_label(spec)}: {status_text(handle.status())}")
 
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
         """Print the outcome and the key figures of a replicate."""
@@ -116,7 +126,7 @@ class DisplayProgress(SweepProgress):
     def __init__(self, config: SweepConfig, console: Console) -> None:
         super().__init__(config)
         self._console = console
-        self._running: dict[tuple[str, int, str], _Running] = {}
+        self._running: dict[Replicate, _Running] = {}
         self._live = Live(
             get_renderable=self.render, console=console, refresh_per_second=2, transient=True
         )
@@ -133,16 +143,16 @@ class DisplayProgress(SweepProgress):
     def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
         """Show the replicate."""
         self.tally.started(spec, adopted)
-        self._running[spec.place, spec.replicate, spec.scenario] = _Running(spec, time.monotonic())
+        self._running[key_of(spec)] = _Running(spec, time.monotonic())
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
         """Read the state of the peers; if that fails, the last one stays."""
         with suppress(RayhiveError):
-            self._running[spec.place, spec.replicate, spec.scenario].status = handle.status()
+            self._running[key_of(spec)].status = handle.status()
 
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
         """Remove the replicate, and print its outcome above the display."""
-        self._running.pop((spec.place, spec.replicate, spec.scenario), None)
+        self._running.pop(key_of(spec), None)
         seconds = self.tally.finished(spec, row)
         self.note(finished_line(self.tally.config, spec, row, seconds, kept))
 
@@ -217,9 +227,21 @@ class _Running:
         """Return its phase, and the last round of any peer while it trains."""
         if self.status is None:
             return "starting"
-        last = max((peer.round for peer in self.status.peers.values()), default=0)
         in_round = with_round and self.status.phase == "training"
-        return f"{self.status.phase}, round {last}" if in_round else self.status.phase
+        return f"training, round {_last_round(self.status)}" if in_round else self.status.phase
+
+
+def status_text(status: ReplicateStatus) -> str:
+    """Return how far a replicate is; while it trains, also its last round and live peers."""
+    if status.phase != "training" or status.seconds is None:
+        return status.phase
+    live = sum(peer.state == "training" for peer in status.peers.values())
+    most = f" of at most {clock(status.budget_seconds)}" if status.budget_seconds else ""
+    return f"training, {clock(status.seconds)}{most}, round {_last_round(status)}, {live} peers"
+
+
+def _last_round(status: ReplicateStatus) -> int:
+    return max((peer.round for peer in status.peers.values()), default=0)
 
 
 def _peers(status: ReplicateStatus | None) -> RenderableType:

@@ -99,7 +99,7 @@ class Tally:
 
     def started(self, spec: ReplicateSpec, adopted: bool) -> None:
         """Start timing a replicate; the start of an adopted one is unknown."""
-        self._running[_key(spec)] = None if adopted else self.now()
+        self._running[key_of(spec)] = None if adopted else self.now()
         self._at_once = max(self._at_once, len(self._running))
 
     def finished(self, spec: ReplicateSpec, row: Mapping[str, Any]) -> float | None:
@@ -109,7 +109,7 @@ class Tally:
         if row.get("state") == SKIPPED:
             self.eta.add(None)
             return None
-        started = self._running.pop(_key(spec), None)
+        started = self._running.pop(key_of(spec), None)
         seconds = _seconds(row) if started is None else self.now() - started
         self.eta.add(seconds)
         return seconds
@@ -164,7 +164,8 @@ class Tally:
         return f"[{min(number, self.eta.total):{width}}/{self.eta.total}]"
 
 
-def _key(spec: ReplicateSpec) -> Replicate:
+def key_of(spec: ReplicateSpec) -> Replicate:
+    """Return the key of a replicate among the running ones."""
     return spec.place, spec.replicate, spec.scenario
 
 

@@ -49,6 +49,18 @@ def test_failed_round(report: Any) -> None:
             assert failing in failure, how
 
 
+def test_departed_member(report: Any) -> None:
+    """A member that left is awaited until its link ends; no timeout of the others ends in time."""
+    leaving = report.pop("leaving")
+    assert all(result["group_size"] == 3 for results in report.values() for result in results)
+    for result in report.pop("finishes"):
+        assert (result["fraction"], result["banned"], result["failures"]) == (1.0, [], [])
+    for how, results in report.items():
+        for result in results:
+            assert result["banned"] == [leaving], how
+            assert result["fraction"] < 1.0, how
+
+
 def test_retried_round(report: Any) -> None:
     """The cost of a failed attempt is reported with the next result, and only once."""
     one = payload(SHAPES, powersgd_rank=2, min_compression_ratio=0.3).bytes_per_transfer

@@ -19,7 +19,7 @@ from hivemind.p2p import PeerID
 
 from rayhive.membership.links.handshake import Invitation
 from rayhive.membership.links.link import Handler, Link, Packet, Reply, no_reply
-from rayhive.membership.links.links import Links
+from rayhive.membership.links.links import Links, OnParted, nobody_asks
 from rayhive.membership.links.pace import Pace
 
 #: Longest duration of a test [s].
@@ -47,6 +47,7 @@ class Network:
         trusted: Whether connections are plain, for each peer.
         change: Changes invitations on their way.
         reply: Answers the questions to each of them.
+        on_parted: As for the links.
 
     Attributes:
         heard: Peers that showed that they live, by the peer that noticed.
@@ -59,13 +60,15 @@ class Network:
         trusted: Sequence[bool] | None = None,
         change: Change = unchanged,
         reply: Reply = no_reply,
+        on_parted: OnParted = nobody_asks,
     ) -> None:
         self.links: list[Links] = []
         self.heard: list[list[PeerID]] = [[] for _ in handlers]
         for index, mapping in enumerate(handlers):
             trusts = bool(trusted and trusted[index])
             heard = self.heard[index].append
-            links = Links(peer(index), mapping, self._asks(index, change), trusts, heard, reply)
+            answers = (heard, reply, True, on_parted)
+            links = Links(peer(index), mapping, self._asks(index, change), trusts, *answers)
             if listening is None or index in listening:
                 links.listen(["127.0.0.1"])
             self.links.append(links)

@@ -15,7 +15,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from rayhive.averaging import tensor_parts
-from rayhive.averaging.allreduce import ABSENT, MeasuredAllReduce
+from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.answers import AVERAGE, HANGS_UP
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.streams import until
@@ -29,11 +29,6 @@ CODECS_WITHOUT_THRESHOLD = [
     for name in CODECS.names()
     if CODECS.get(name).available() and not CODECS.get(name).uses_threshold
 ]
-
-
-async def unanswered(*_: Any) -> Any:
-    """Call a runner behind a link that is cut: no answer, and no refusal either."""
-    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("peers", [2, 3, 5, 8])
@@ -178,54 +173,6 @@ def test_threads_may_decode_parts_in_any_order(
         assert not any(runner.failures or runner.banned() for runner in runners)
 
     asyncio.run(body())
-
-
-def test_a_silent_peer_is_reported_by_senders_and_reducers(run: Any) -> None:
-    async def body() -> None:
-        runners = loopback(3, sender_timeout=0.1, reducer_timeout=0.3)
-        *talking, mute = runners
-        mute_name = str(mute.peer_id)
-        elements = mute.tensor_part_container.total_size
-        lost = sum(mute.tensor_part_container.elements(runners.index(mute)))
-        await average(talking)
-        for runner in talking:
-            assert await runner.drain(LIMIT)
-            assert runner.banned() == {mute_name}
-            assert len(runner.failures) == 1 and mute_name in runner.failures[0]
-            # A sender misses what the mute one reduces, a reducer a third of its inputs.
-            assert runner.fraction() == pytest.approx(min(1 - lost / elements, 2 / 3))
-            assert runner.sent_bytes > runner.received_bytes
-        mute.finalize(cancel=True)
-
-    run(body())
-
-
-@pytest.mark.parametrize("heard", ["before", "as it begins", "never"])
-def test_a_peer_that_was_lost_while_the_group_formed_is_not_awaited(run: Any, heard: str) -> None:
-    async def body() -> None:
-        lost = PeerID(b"peer 2")
-        options = {"absent": frozenset({lost.to_bytes()} if heard == "before" else ())}
-        limits = {"sender_timeout": 0.1, "reducer_timeout": 0.3}
-        runners = loopback(3, calls={lost: unanswered}, **options, **limits)[:2]
-        tensors = [runner.tensor_part_container.local_tensors for runner in runners]
-        if heard == "as it begins":
-            for runner in runners:
-                await runner.forget({lost.to_bytes()})
-        # what the two reduce is averaged over them alone; the share of the third is as it was
-        got = [torch.cat([t.flatten() for t in result]) for result in await average(runners)]
-        own = [torch.cat([t.flatten() for t in before]) for before in tensors]
-        mean = torch.stack(own).mean(0)
-        for result, before in zip(got, own, strict=True):
-            averaged, kept = ((result - other).abs() < 1e-6 for other in (mean, before))
-            assert bool((averaged | kept).all())
-            assert 0.5 < float(averaged.float().mean()) < 1.0
-        why = "TimeoutError()" if heard == "never" else f"AllreduceException('{ABSENT}')"
-        for runner in runners:
-            assert runner.banned() == {str(lost)}
-            assert runner.failures == [f"reducer {lost}: {why}"]
-            assert runner.fraction() < 1.0
-
-    run(body())
 
 
 @pytest.mark.parametrize("bad", [[2], [0, 2], [0, 1, 2]])

@@ -234,6 +234,44 @@ def test_links_to_lost_peers_end_and_begin_anew_when_they_are_back() -> None:
     run(body())
 
 
+@pytest.mark.parametrize("first", ["the link ends", "the peer leaves"])
+def test_a_peer_has_parted_when_it_has_left_and_its_link_has_ended(first: str) -> None:
+    told: asyncio.Queue[frozenset[PeerID]] = asyncio.Queue()
+
+    async def body() -> None:
+        async with Network([{"echo": echo}] * 2, on_parted=told.put) as network:
+            links = network.links[0]
+            link = await linked(network)
+            if first == "the peer leaves":
+                links.set_members([], [])
+                assert not links.parted
+                await network.links[1].close()
+                assert await told.get() == links.parted == {peer(1)}
+            else:
+                links.set_members([peer(1)], [])
+                await network.links[1].close()
+                await link.ended.wait()
+                await asyncio.sleep(0)
+                assert not links.parted
+                links.set_members([], [])
+                assert links.parted == {peer(1)}
+            links.set_members([peer(1)], [])
+            assert not links.parted
+
+    run(body())
+
+
+def test_a_peer_that_was_never_linked_has_not_parted() -> None:
+    async def body() -> None:
+        async with Network([{}] * 2, listening=[]) as network:
+            network.links[0].set_members([peer(1)], [])
+            assert await network.links[0].get(peer(1)) is None
+            network.links[0].set_members([], [])
+            assert not network.links[0].parted
+
+    run(body())
+
+
 def test_a_peer_that_needs_a_link_does_not_wait_for_the_other_one_to_connect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

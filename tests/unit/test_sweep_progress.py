@@ -169,6 +169,27 @@ def test_lines_show_starts_ends_and_the_remaining_time() -> None:
     )
 
 
+def test_a_line_every_minute_tells_how_far_a_replicate_is() -> None:
+    out, time = io.StringIO(), Clock()
+    progress = SweepProgress(CONFIG, out, time)
+    peers = {name: PeerStatus("training", round=7 + at) for at, name in enumerate("ab")}
+    status = ReplicateStatus(
+        "a-run", "training", seconds=70.0, budget_seconds=2740.0, peers=peers | {"c": PeerStatus()}
+    )
+    for _ in range(301):
+        progress.replicate_status(spec(), Handle(status))
+        time.now += 0.5
+    assert out.getvalue().splitlines() == 2 * [
+        "trial 0 float16 r0: training, 1 min 10 s of at most 45 min 40 s, round 8, 2 peers"
+    ]
+    progress.replicate_status(spec(replicate=1), Handle(None))
+    time.now += 60
+    progress.replicate_status(spec(replicate=1), Handle(None))  # it does not answer
+    time.now += 60
+    progress.replicate_status(spec(replicate=1), Handle(ReplicateStatus("a-run", "placing")))
+    assert out.getvalue().splitlines()[2:] == ["trial 0 float16 r1: placing"]
+
+
 def test_the_display_shows_the_peers_and_the_best() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
     peers = {

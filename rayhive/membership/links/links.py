@@ -45,6 +45,12 @@ MOST_ARRIVING = 64
 
 #: Asks a peer for an invitation, through the network daemon.
 Ask = Callable[[PeerID], Awaitable[Invitation]]
+#: Called with :attr:`Links.parted` after a peer was added.
+OnParted = Callable[[frozenset[PeerID]], Awaitable[None]]
+
+
+async def nobody_asks(parted: frozenset[PeerID]) -> None:
+    """Do nothing about peers that cannot be heard any more."""
 
 
 class _Contact:
@@ -60,6 +66,11 @@ class _Contact:
         self.keeping: asyncio.Task[None] | None = None
         self.over = False
         self._links: list[Link] = []
+
+    @property
+    def was_linked(self) -> bool:
+        """Whether there has been a link."""
+        return bool(self._links)
 
     @property
     def link(self) -> Link | None:
@@ -90,6 +101,9 @@ class Links:
     Either side of a link may begin it, and both use it for their calls. After a failed attempt to
     connect to a peer, the next one follows after :data:`AGAIN_S`.
 
+    Attributes:
+        parted: Peers that are no members any more, and whose links have ended.
+
     Args:
         own: This peer.
         handlers: Answers to calls, by method.
@@ -98,6 +112,7 @@ class Links:
         heard: Called with a peer when data show that it lives.
         reply: Answers questions of peers.
         bulk: Whether the links carry bulk data, see :class:`Wire`.
+        on_parted: Called after the link to a peer that is no member has ended.
     """
 
     def __init__(
@@ -109,10 +124,13 @@ class Links:
         heard: Heard = lambda peer: None,
         reply: Reply = no_reply,
         bulk: bool = True,
+        on_parted: OnParted = nobody_asks,
     ) -> None:
         self._own, self._handlers, self._ask = own, handlers, ask
         self._heard, self._reply, self._bulk = heard, reply, bulk
-        self._trusts = trusted_network
+        self._trusts, self._on_parted = trusted_network, on_parted
+        self.parted: frozenset[PeerID] = frozenset()
+        self._members: frozenset[PeerID] = frozenset()
         self._invitations = Invitations(trusted_network)
         self._addresses: tuple[tuple[str, int], ...] = ()
         self._listeners: list[socket.socket] = []
@@ -148,6 +166,8 @@ class Links:
 
     def set_members(self, members: Collection[PeerID], lost: Collection[PeerID]) -> None:
         """Keep links to these peers, and end those to lost ones: a cut link gives no sign."""
+        self._members = frozenset(members)
+        self.parted -= self._members
         absent = [p for p, c in self._contacts.items() if p not in members and c.link is None]
         for peer in (*lost, *absent):
             self._drop(peer)
@@ -208,6 +228,13 @@ class Links:
         contact = self._contacts.pop(peer, None)
         if contact is not None:
             contact.end()
+            self._note_end(peer, contact)
+
+    def _note_end(self, peer: PeerID, contact: _Contact) -> bool:
+        """Return whether a peer without a link has parted."""
+        has_parted = contact.was_linked and peer not in self._members
+        self.parted |= {peer} if has_parted else set()
+        return has_parted
 
     async def _keep(self, peer: PeerID, contact: _Contact) -> None:
         """Connect to a peer whenever there is no link to it."""
@@ -228,6 +255,8 @@ class Links:
             contact.needed.clear()
             while (link := contact.link) is not None:
                 await link.ended.wait()
+            if self._note_end(peer, contact):
+                await self._on_parted(self.parted)
 
     async def _dial(self, peer: PeerID, contact: _Contact) -> None:
         invitation = await asyncio.wait_for(self._ask(peer), ASK_S)
@@ -272,6 +301,7 @@ class Links:
 
     def _linked(self, opened: Opened, peer: PeerID, dialled: bool) -> Link:
         answers = (self._handlers, self._heard, self._reply)
+        self.parted -= {peer}
         try:
             return Link(opened, peer, dialled, *answers, bulk=self._bulk)
         except OSError:  # the other side has gone meanwhile
