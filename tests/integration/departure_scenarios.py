@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import hivemind
+import psutil
 
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager
 from tests.integration.averager_groups import NEVER, averagers, begin, tell
@@ -76,6 +78,10 @@ def departed_member(dhts: Sequence[hivemind.DHT]) -> Any:
 
 
 def kill(averager: Any) -> None:
-    """Kill an averager's process, and wait for its end."""
+    """Kill an averager's process, wait for its end, and remove the socket that it leaves behind."""
+    sockets = {c.laddr for c in psutil.Process(averager.pid).net_connections("unix") if c.laddr}
     os.kill(averager.pid, signal.SIGKILL)
     averager.join(NEVER)
+    for path in sockets:
+        if "hivemind-p2pclient" in path:
+            Path(path).unlink()
