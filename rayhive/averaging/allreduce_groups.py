@@ -176,9 +176,9 @@ class AllReduceGroups:
 
     async def set_parted(self, parted: frozenset[PeerID]) -> None:
         """Replace the peers that left and cannot be heard; no first part of them is awaited."""
-        self.parted = parted
-        for runner in self._all_started():
-            await runner.give_up(parted)
+        gone, self.parted = parted - self.parted, parted
+        for runner in self._all_started() if gone else ():
+            await runner.give_up(gone)
 
     def cancel(self) -> None:
         """End all running all-reduces."""

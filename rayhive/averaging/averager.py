@@ -12,6 +12,7 @@ import gc
 import os
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
 import torch
@@ -281,7 +282,7 @@ class MeasuredAverager(DecentralizedAverager):
                 self._matchmaking.leave(step)
                 self.rounds.end_step(trace)
 
-    def _register_allreduce_group(self, group_info: GroupInfo) -> Any:
+    def _register_allreduce_group(self, group_info: GroupInfo) -> AbstractContextManager[None]:
         return self.rounds.opened(group_info)
 
     async def _aggregate_with_group(

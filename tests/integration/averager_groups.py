@@ -15,6 +15,8 @@ from tests.integration.averager_harness import SHAPES
 
 #: Long enough that a group which waits for its window fails the test by its limit.
 NEVER = 60.0
+#: Limits of an all-reduce that no round of a scenario may wait out.
+PATIENT = {"sender_timeout": 200.0, "reducer_timeout": 300.0}
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from rayhive.averaging.steps import do_nothing
 from rayhive.compression.codecs.base import made
 from tests.integration.averager_groups import (
     NEVER,
+    PATIENT,
     averagers,
     mean_gradients,
     one_round,
@@ -119,12 +120,11 @@ class Failing(RayhiveGradientAverager):
 def failed_round(dhts: Sequence[hivemind.DHT]) -> Any:
     """Run rounds of three peers of which one fails; no timeout of the others ends in time."""
     report: dict[str, Any] = {"failing": str(dhts[2].peer_id)}
-    limits = {"sender_timeout": 200.0, "reducer_timeout": 300.0}
     for how, sends in (("before it sends", False), ("before it answers", True)):
         options = {"prefix": f"fail{sends:d}"}
         with (
             averagers(dhts[2:], Failing, sends=sends, **options) as failing,
-            averagers(dhts[:2], RayhiveGradientAverager, **options, **limits) as others,
+            averagers(dhts[:2], RayhiveGradientAverager, **options, **PATIENT) as others,
         ):
             tell([*others, *failing], [*others, *failing])
             failing[0].accumulate_grads_(batch_size=1)

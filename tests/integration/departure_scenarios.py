@@ -14,10 +14,8 @@ import hivemind
 import psutil
 
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-from tests.integration.averager_groups import NEVER, averagers, begin, tell
+from tests.integration.averager_groups import NEVER, PATIENT, averagers, begin, tell
 
-#: Limits of the others that no round of a scenario may wait out.
-PATIENT = {"sender_timeout": 200.0, "reducer_timeout": 300.0}
 #: Limit of a test [s].
 LIMIT = 40.0
 

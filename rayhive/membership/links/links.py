@@ -231,10 +231,11 @@ class Links:
             self._note_end(peer, contact)
 
     def _note_end(self, peer: PeerID, contact: _Contact) -> bool:
-        """Return whether a peer without a link has parted."""
-        has_parted = contact.was_linked and peer not in self._members
-        self.parted |= {peer} if has_parted else set()
-        return has_parted
+        """Note whether a peer without a link has parted, and return it."""
+        if not contact.was_linked or peer in self._members:
+            return False
+        self.parted |= {peer}
+        return True
 
     async def _keep(self, peer: PeerID, contact: _Contact) -> None:
         """Connect to a peer whenever there is no link to it."""
