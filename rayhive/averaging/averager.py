@@ -35,6 +35,7 @@ from rayhive.averaging.payload_policy import DensePayload, PayloadPolicy
 from rayhive.averaging.round_filter import replaced_tensors
 from rayhive.averaging.round_pipeline import ENDED, RoundPipeline, Weighting, step_weight
 from rayhive.averaging.round_result import RoundResult
+from rayhive.averaging.sharing_priority import PRIORITY, announced
 from rayhive.averaging.state_download import (
     DownloadOutcome,
     LatestDownload,
@@ -94,6 +95,7 @@ class MeasuredAverager(DecentralizedAverager):
 
     #: Class name in the names of the RPCs; peers with different names never find each other.
     wire_name: ClassVar[str]
+    state_sharing_priority = PRIORITY
     cancellations: Cancellations
     _matchmaking: LiveMatchmaking
 
@@ -336,11 +338,8 @@ class MeasuredAverager(DecentralizedAverager):
         if type(self).load_state_from_peers is MeasuredAverager.load_state_from_peers:
             return  # plain gradients: no peer loads them
         self._declaring = asyncio.current_task()
-        changed, period = self._state_updated, self.declare_state_period
-        await declare_state(self.dht, self._sharing_key, self._announced_priority, changed, period)
-
-    def _announced_priority(self) -> float | None:
-        return self.state_sharing_priority if self.allow_state_sharing else None
+        key, changed, period = self._sharing_key, self._state_updated, self.declare_state_period
+        await declare_state(self.dht, key, lambda: announced(self), changed, period)
 
     @property
     def _sharing_key(self) -> str:

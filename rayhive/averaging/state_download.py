@@ -41,6 +41,8 @@ ASK_S = 10.0
 #: Shortest time between two announcements of this peer's state [s], and of two rounds of it. An
 #: announcement calls several peers of the DHT.
 DECLARE_PAUSE_S, ROUND_PAUSE_S = 1.0, 5.0
+#: Interval at which a peer looks whether its state is that of a newer round [s].
+LOOK_S = 1.0
 #: Largest relative distance between a state and its own digest: codecs may be lossy.
 SAME = 0.1
 #: Largest relative distance between the states of two peers of one run.
@@ -64,7 +66,7 @@ async def declare_state(
         dht: The DHT.
         key: Key of the run's states.
         priority: Returns the priority of the state, or None while it is not shared.
-        changed: Set when the priority may have changed.
+        changed: Set when sharing, or the training of the state, begins or ends.
         period: Longest time between two announcements [s].
     """
     shared = priority() is not None
@@ -93,7 +95,7 @@ async def declare_state(
                 break
             changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(changed.wait(), left)
+                await asyncio.wait_for(changed.wait(), min(left, LOOK_S))
 
 
 def _is_trained(priority: float | None) -> bool | None:

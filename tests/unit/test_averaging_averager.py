@@ -276,6 +276,36 @@ def test_a_new_round_is_declared_later_than_the_first_and_than_the_begin_or_end_
     asyncio.run(body())
 
 
+def test_a_new_round_is_declared_without_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_download, "DECLARE_PAUSE_S", 0.0)
+    monkeypatch.setattr(state_download, "ROUND_PAUSE_S", 0.0)
+    monkeypatch.setattr(state_download, "LOOK_S", 0.001)
+
+    async def body() -> None:
+        dht, priority = Answers(), [3.0]
+        declaring = asyncio.create_task(
+            state_download.declare_state(dht, "key", lambda: priority[0], asyncio.Event(), 1e6)
+        )
+        for value in (3.0, 4.0):
+            priority[0] = value
+            while dht.said[-1:] != [f"store {value}"]:
+                await asyncio.sleep(0.001)
+        declaring.cancel()
+        assert dht.said == ["store 3.0", "store 4.0"]
+
+    asyncio.run(body())
+
+
+def test_the_process_is_told_when_a_state_begins_or_ends_to_be_trained_not_of_each_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    averager, sent = unstarted(EndingWithState, SHAPES), []
+    monkeypatch.setattr(averager, "_outer_pipe", SimpleNamespace(send=sent.append))
+    for round_, messages in ((3, 1), (4, 1), (5, 1), (0, 2), (0, 2), (6, 3)):
+        averager.state_sharing_priority = round_
+        assert (averager.state_sharing_priority, len(sent)) == (round_, messages)
+
+
 def test_a_lost_member_of_the_group_gets_a_cancellation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
