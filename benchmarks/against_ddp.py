@@ -14,7 +14,9 @@ PowerSGD hook needs a single bucket over gloo, or collectives of different bucke
 variants have torch's default buckets.
 
 rayhive's variants run through ``HivemindStrategy``, with the arguments that a study passes for the
-codec, the rank and the delay, and nothing else. DDP runs in a plain loop.
+codec, the rank and the delay, and nothing else. DDP runs in a plain loop, so that the times of
+rayhive contain Lightning's loop and those of DDP don't; one more variant of the first cell runs
+torch's PowerSGD hook in Lightning's loop, and no claim refers to it.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ import numpy as np
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-from benchmarks.both_sides import PARAMETERS, RANK, Stops, Task, hooked, make_module, peer_rounds
+from benchmarks.both_sides import PARAMETERS, RANK, Stops, Task, make_module, peer_rounds
 from benchmarks.claims import Claim, print_claims
+from benchmarks.ddp_side import hooked, lightning_rounds
 from benchmarks.ratios import Ratio, ratio
 from benchmarks.shaped_peers import Nodes, Seat, nodes, skipped
 from benchmarks.swarm import conditions
@@ -47,6 +50,8 @@ TURN_S, FEWEST, MOST = 8.0, 4, 30
 
 #: DDP's communication hook by the name of the variant.
 DDP = {"DDP fp32": None, "DDP fp16": "fp16", "DDP PowerSGD": "powersgd"}
+#: The variant of DDP in Lightning's loop, and its hook.
+IN_LIGHTNING, ITS_HOOK = "DDP PowerSGD, Lightning", "powersgd"
 #: Configuration of rayhive's variants.
 OURS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -66,6 +71,7 @@ RIVAL = {
     "delay gradients": "DDP fp32",
     "delay gradients, float16": "DDP fp16",
     "delay gradients, PowerSGD": "DDP PowerSGD",
+    IN_LIGHTNING: "DDP PowerSGD",
 }
 EVERYWHERE = (*DDP, "none", "float16", "uniform8", "PowerSGD", "delay gradients")
 
@@ -99,7 +105,7 @@ class Cell:
 
 
 #: The cell of the claims, and those in which DDP communicates about as long as it computes.
-JUDGED = Cell(4, 20.0, 1.0)
+JUDGED = Cell(4, 20.0, 1.0, variants=(*EVERYWHERE, IN_LIGHTNING))
 ALIKE = (
     Cell(4, 20.0, 1.0, 1.9, ("DDP fp32", "delay gradients")),
     Cell(4, 20.0, 1.0, 1.0, ("DDP fp16", "delay gradients, float16")),
@@ -155,8 +161,8 @@ def run_ddp(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     return stops.result()
 
 
-def run_rayhive(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train one peer with the arguments of a study; return its rounds."""
+def task_of(seat: Seat, settings: dict[str, Any]) -> Task:
+    """Return what a peer or a rank trains in Lightning's loop."""
     import torch
 
     module, batch = make_module(settings["compute_s"] / BATCHES), make_batch(seat.index)
@@ -164,8 +170,18 @@ def run_rayhive(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     def loss(module: Any, batch: Any) -> Any:
         return torch.nn.functional.cross_entropy(module(batch[0]), batch[1])
 
-    task = Task(module, loss, batch, BATCH, BATCHES, lambda p: torch.optim.Adam(p, lr=1e-3))
-    return peer_rounds(seat, settings["configuration"], task, settings["rounds"], WARM_UP)
+    return Task(module, loss, batch, BATCH, BATCHES, lambda p: torch.optim.Adam(p, lr=1e-3))
+
+
+def run_in_lightning(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train one rank in Lightning's loop; return its rounds."""
+    return lightning_rounds(seat, task_of(seat, settings), ITS_HOOK, settings["rounds"], WARM_UP)
+
+
+def run_rayhive(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train one peer with the arguments of a study; return its rounds."""
+    task, configuration = task_of(seat, settings), settings["configuration"]
+    return peer_rounds(seat, configuration, task, settings["rounds"], WARM_UP)
 
 
 # -- measurement -----------------------------------------------------------------------------------
@@ -176,6 +192,8 @@ def turn(name: str, cell: Cell, on: Nodes, rounds: int) -> list[dict[str, Any]]:
     settings: dict[str, Any] = {"compute_s": cell.compute_s, "rounds": rounds}
     if name in DDP:
         return on.run(run_ddp, {**settings, "hook": DDP[name]}, timeout=240)
+    if name == IN_LIGHTNING:
+        return on.run(run_in_lightning, settings, timeout=240)
     return on.run(run_rayhive, {**settings, "configuration": OURS[name]}, timeout=240)
 
 
@@ -233,7 +251,12 @@ def chosen_cells(arguments: argparse.Namespace) -> list[Cell]:
     """Return the cells of ``--links`` and ``--peers``, those of the claims first."""
     known = [(rate, rtt) for rate in RATES_MBIT for rtt in RTTS_MS]
     links = [tuple(map(float, text.split(":"))) for text in arguments.links or ()] or known
-    grid = [Cell(peers, rate, rtt) for peers in arguments.peers for rate, rtt in links]
+    judged = (JUDGED.peers, JUDGED.rate_mbit, JUDGED.rtt_ms)
+    grid = [
+        JUDGED if (peers, rate, rtt) == judged else Cell(peers, rate, rtt)
+        for peers in arguments.peers
+        for rate, rtt in links
+    ]
     alike = [] if arguments.links else [cell for cell in ALIKE if cell.peers in arguments.peers]
     return sorted(grid, key=lambda cell: cell != JUDGED) + alike
 
@@ -248,7 +271,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=MOST, help="most rounds of a turn")
     parser.add_argument("--repeats", type=int, default=2, help="turns of each variant")
     parser.add_argument(
-        "--only", nargs="+", metavar="VARIANT", choices=[*DDP, *OURS], help="default: all"
+        "--only",
+        nargs="+",
+        metavar="VARIANT",
+        choices=[*DDP, IN_LIGHTNING, *OURS],
+        help="default: all",
     )
     parser.add_argument("--alike", action="store_true", help="only the cells about overlap")
     arguments = parser.parse_args()

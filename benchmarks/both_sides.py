@@ -1,4 +1,4 @@
-"""The module that benchmarks train with torch's DDP and with rayhive, and both ways to train it."""
+"""What benchmarks train with torch's DDP and with rayhive, and how a peer of a swarm trains it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import psutil
 from benchmarks.shaped_peers import INTERFACE, Seat, wire
 
 PARAMETERS = 64 * 768 + 768 + 768 * 896 + 896 + 896 * 10 + 10
-#: Rank of PowerSGD, and the first rounds of torch's PowerSGD, which average dense gradients.
-RANK, DENSE = 4, 2
+#: Rank of PowerSGD.
+RANK = 4
 RUN = "against-ddp"
 
 
@@ -98,47 +98,49 @@ def make_module(batch_s: float, seed: int = 0) -> Any:
     )  # fmt: skip
 
 
-def hooked(
-    seat: Seat, module: Any, hook: str | None, rank: int = RANK, skip_dense: bool = False
-) -> Any:
-    """Return a module in DDP with a communication hook, as one rank of a gloo group.
+def lightning_module(task: Task) -> Any:
+    """Return the Lightning module of a task."""
+    from lightning.pytorch import LightningModule
 
-    Args:
-        seat: Place of the rank.
-        module: The module.
-        hook: ``fp16``, ``powersgd``, or None.
-        rank: Rank of PowerSGD.
-        skip_dense: Whether PowerSGD begins at once. Its first rounds are else dense.
-    """
-    import os
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = task.module
 
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+        def training_step(self, batch: Any) -> Any:
+            return task.loss(self.inner, batch)
 
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = seat.interface
-    seat.found()
-    store = None
-    if seat.index == 0:
-        store = dist.TCPStore(seat.hosts[0], 29500, None, is_master=True, wait_for_workers=False)
-    seat.tell("ready")
-    store = store or dist.TCPStore(seat.hosts[0], 29500, None, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=seat.index, world_size=len(seat.hosts))
-    options = {}
-    if hook == "powersgd":
-        dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 30
-        options = {"bucket_cap_mb": 1000}
-    parallel = torch.nn.parallel.DistributedDataParallel(module, **options)
-    if hook == "fp16":
-        parallel.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=rank, start_powerSGD_iter=DENSE
-        )
-        state.iter = DENSE if skip_dense else 0
-        parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return parallel
+        def configure_optimizers(self) -> Any:
+            return task.optimizer(self.parameters())
+
+    return Module()
+
+
+def batches_of(task: Task) -> Any:
+    """Return the data of a task: its batch, without end."""
+
+    class Batches:
+        def __iter__(self) -> Any:
+            return itertools.repeat(task.batch)
+
+    return Batches()
+
+
+def plain_trainer(strategy: Any, callback: Any, **options: Any) -> Any:
+    """Return a trainer that does nothing beside training."""
+    from lightning.pytorch import Trainer
+
+    return Trainer(
+        strategy=strategy,
+        max_epochs=-1,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        **{"accelerator": "cpu", "devices": 1, **options},
+    )
 
 
 def joined(
@@ -170,7 +172,6 @@ def joined(
     import hivemind
     import torch
     from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-    from lightning.pytorch import Trainer
 
     from rayhive.peer.from_spec import strategy_arguments
     from rayhive.spec import Configuration, SwarmConfig, WorkloadConfig
@@ -197,18 +198,8 @@ def joined(
     )
     arguments = {**strategy_arguments(spec, batch_size), **(strategy_options or {})}
     strategy = HivemindStrategy(dht=dht, on_event=on_event, **arguments)
-    trainer = Trainer(
-        strategy=strategy,
-        devices=1,
-        max_epochs=-1,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        plugins=[LightningEnvironment()],
-        **{"accelerator": "cpu", **(trainer_options or {})},
+    trainer = plain_trainer(
+        strategy, callback, plugins=[LightningEnvironment()], **(trainer_options or {})
     )
     trainer.fit(module, batches)
     dht.shutdown()
@@ -236,7 +227,7 @@ def peer_rounds(
         on_event: Called with the kind and the fields of each event.
         options: Further arguments of :func:`joined`.
     """
-    from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch import Callback
 
     stops, incomplete, peers = Stops(warm_up, seat.interface), 0, len(seat.hosts)
     last = rounds + warm_up
@@ -248,21 +239,6 @@ def peer_rounds(
             stops.note(fields["round"])
         elif kind in ("round", "state_round") and fields["round"] > warm_up:
             incomplete += fields["outcome"] != "averaged"
-
-    class Module(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = task.module
-
-        def training_step(self, batch: Any) -> Any:
-            return task.loss(self.inner, batch)
-
-        def configure_optimizers(self) -> Any:
-            return task.optimizer(self.parameters())
-
-    class Batches:
-        def __iter__(self) -> Any:
-            return itertools.repeat(task.batch)
 
     class Rounds(Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -278,6 +254,6 @@ def peer_rounds(
             at_end()
 
     samples = task.batch_size * task.batches * peers
-    parts = (Module(), Batches(), Rounds(), note)
+    parts = (lightning_module(task), batches_of(task), Rounds(), note)
     joined(seat, configuration, samples, task.batch_size, *parts, **options)
     return stops.result(incomplete)

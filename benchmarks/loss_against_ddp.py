@@ -26,8 +26,9 @@ from scipy import stats
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-from benchmarks.both_sides import PARAMETERS, RANK, hooked, joined, make_module
+from benchmarks.both_sides import PARAMETERS, RANK, joined, make_module
 from benchmarks.claims import Claim, print_claims, print_fact
+from benchmarks.ddp_side import hooked
 from benchmarks.ratios import Ratio, paired_ratio
 from benchmarks.shaped_peers import Seat, nodes, skipped, wire
 from benchmarks.swarm import conditions

@@ -27,8 +27,9 @@ import numpy as np
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-from benchmarks.both_sides import RANK, Stops, Task, hooked, peer_rounds
+from benchmarks.both_sides import RANK, Stops, Task, peer_rounds
 from benchmarks.claims import Claim, print_claims, print_fact
+from benchmarks.ddp_side import hooked
 from benchmarks.memory import resident
 from benchmarks.ratios import ratio
 from benchmarks.shaped_peers import Nodes, Seat, on_loopback

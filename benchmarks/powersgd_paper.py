@@ -29,8 +29,9 @@ import numpy as np
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-from benchmarks.both_sides import RUN, Stops, Task, hooked, peer_rounds
+from benchmarks.both_sides import RUN, Stops, Task, peer_rounds
 from benchmarks.claims import Claim, print_claims
+from benchmarks.ddp_side import hooked
 from benchmarks.pictures import write_lines
 from benchmarks.ratios import ratio
 from benchmarks.shaped_peers import Nodes, Seat, nodes, skipped
@@ -204,6 +205,11 @@ def turn(system: str, settings: dict[str, Any], on: Nodes) -> list[dict[str, Any
             continue
         if not any(peer["incomplete"] for peer in results):
             break
+    print(
+        f"{settings['model']}, {name_of(settings['rank'])}, {system}: "
+        f"{np.median(seconds_of(results)):.3f} s a round",
+        file=sys.stderr,
+    )
     return results
 
 
