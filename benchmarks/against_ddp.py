@@ -140,29 +140,8 @@ def make_batch(index: int) -> tuple[Any, Any]:
     return torch.randn(BATCH, 64, generator=generator), torch.arange(BATCH) % 10
 
 
-def run_ddp(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train one rank; return its rounds."""
-    import torch
-    import torch.distributed as dist
-
-    module = hooked(seat, make_module(settings["compute_s"] / BATCHES), settings["hook"])
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
-    data, labels = make_batch(seat.index)
-    stops = Stops(WARM_UP)
-    for round_ in range(settings["rounds"] + WARM_UP):
-        for batch in range(BATCHES):
-            last = batch == BATCHES - 1
-            with contextlib.nullcontext() if last else module.no_sync():
-                torch.nn.functional.cross_entropy(module(data), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        stops.note(round_ + 1)
-    dist.barrier()
-    return stops.result()
-
-
 def task_of(seat: Seat, settings: dict[str, Any]) -> Task:
-    """Return what a peer or a rank trains in Lightning's loop."""
+    """Return what a peer or a rank trains."""
     import torch
 
     module, batch = make_module(settings["compute_s"] / BATCHES), make_batch(seat.index)
@@ -171,6 +150,25 @@ def task_of(seat: Seat, settings: dict[str, Any]) -> Task:
         return torch.nn.functional.cross_entropy(module(batch[0]), batch[1])
 
     return Task(module, loss, batch, BATCH, BATCHES, lambda p: torch.optim.Adam(p, lr=1e-3))
+
+
+def run_ddp(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train one rank; return its rounds."""
+    import torch.distributed as dist
+
+    task = task_of(seat, settings)
+    module = hooked(seat, task.module, settings["hook"])
+    optimizer, stops = task.optimizer(module.parameters()), Stops(WARM_UP)
+    for round_ in range(settings["rounds"] + WARM_UP):
+        for batch in range(BATCHES):
+            last = batch == BATCHES - 1
+            with contextlib.nullcontext() if last else module.no_sync():
+                task.loss(module, task.batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        stops.note(round_ + 1)
+    dist.barrier()
+    return stops.result()
 
 
 def run_in_lightning(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:

@@ -332,7 +332,6 @@ class MeasuredAverager(DecentralizedAverager):
         await self.groups.begin(key, runner)
         async for _ in runner:
             self.last_updated = get_dht_time()
-            self._state_updated.set()
 
     async def _declare_for_download_periodically(self) -> None:
         if type(self).load_state_from_peers is MeasuredAverager.load_state_from_peers:
