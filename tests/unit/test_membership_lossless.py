@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rayhive.membership.links import link as link_module
 from rayhive.membership.links.link import WINDOW, LinkLost
 from rayhive.membership.links.lossless import SHORTEST, coded, restored
-from rayhive.membership.links.pace import SLOW, Pace
+from rayhive.membership.links.pace import SLOW, STAYS_SLOW, Pace
 from rayhive.membership.links.wire import MAX_BODY
 from tests.unit.link_fakes import Network, echo, linked, packets, run, set_slow
 
@@ -56,7 +56,6 @@ def test_floats_become_shorter_wherever_they_begin(dtype: str, most: float, star
 
 def test_what_does_not_become_shorter_is_left_as_it_is() -> None:
     assert coded(np.random.default_rng(0).bytes(100_000)) is None
-    assert coded(bytes(SHORTEST - 1)) is None
     assert coded(bytes(SHORTEST)) is not None
 
 
@@ -103,6 +102,10 @@ def test_a_slow_link_carries_fewer_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     set_slow(monkeypatch)
     run(echoed())
     assert sum(carried) <= 0.86 * len(body)
+    carried.clear()
+    body = bytes(SHORTEST - 1)
+    run(echoed())
+    assert sum(carried) == len(body), "short bodies are not worth it"
 
 
 def test_credit_for_bodies_in_coding_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +129,7 @@ def test_a_damaged_coding_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None
         async with Network([{"echo": echo}] * 2) as network:
             link = await linked(network)
             with pytest.raises(LinkLost):
-                _ = [answer async for answer in link.call("echo", packets(b"x"))]
+                _ = [answer async for answer in link.call("echo", packets(bytes(SHORTEST)))]
 
     run(body())
 
@@ -153,6 +156,21 @@ def test_a_connection_is_slow_by_the_delivery_rate_of_the_kernel() -> None:
     assert not is_slow(0), "nothing is known yet"
     assert not is_slow(SLOW - 1, "127.0.0.1")
     assert not Pace(_Connection(bytes(100))).is_slow()  # type: ignore[arg-type]  # an old kernel
+
+
+def test_a_slow_connection_stays_slow_for_bodies_that_a_queue_takes_in() -> None:
+    def reported(rate: float) -> bytes:
+        return bytes(160) + struct.pack("=Q", int(rate)) + bytes(80)
+
+    connection = _Connection(reported(SLOW))
+    pace = Pace(connection)  # type: ignore[arg-type]
+    assert not pace.is_slow()
+    for _ in range(2):
+        connection.info = reported(SLOW - 1)
+        assert pace.is_slow()
+        connection.info = reported(100 * SLOW)
+        assert [pace.is_slow() for _ in range(STAYS_SLOW)] == [True] * (STAYS_SLOW - 1) + [False]
+    assert not pace.is_slow()
 
 
 def test_the_kernel_reports_the_pace_of_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:

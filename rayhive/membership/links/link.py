@@ -20,7 +20,7 @@ from hivemind.utils import get_logger
 
 from rayhive.membership.event_loop import Notifier
 from rayhive.membership.links.handshake import Opened
-from rayhive.membership.links.lossless import coded, restored
+from rayhive.membership.links.lossless import SHORTEST, coded, restored
 from rayhive.membership.links.wire import Buffer, Wire
 
 logger = get_logger(__name__)
@@ -102,8 +102,10 @@ class _Stream:
         if self._error is not None:
             self._link.wire.give_turn()
             raise LinkLost(str(self._error)) from self._error
-        self._credit -= memoryview(packet.body).nbytes
-        coding = coded(packet.body) if self._link.wire.pace.is_slow() else None
+        size = memoryview(packet.body).nbytes
+        self._credit -= size
+        is_coded = size >= SHORTEST and self._link.wire.pace.is_slow()
+        coding = coded(packet.body) if is_coded else None
         kind, body = (_PACKET, packet.body) if coding is None else (_CODED, coding)
         self._link.wire.send(kind, self.number, packet.head, body)
 

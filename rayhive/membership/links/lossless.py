@@ -18,7 +18,7 @@ import zstandard
 
 from rayhive.membership.links.wire import MAX_BODY, Buffer
 
-#: Shortest body that is coded [bytes].
+#: Shortest body that is worth coding [bytes].
 SHORTEST = 1 << 11
 #: Planes of a body.
 _PLANES = 4
@@ -41,10 +41,8 @@ _zstandard = _Zstandard()
 
 def coded(body: Buffer) -> bytes | None:
     """Return the lossless coding of a body; None if that is not shorter."""
-    size = memoryview(body).nbytes
-    if size < SHORTEST:
-        return None
     octets = np.frombuffer(body, np.uint8)
+    size = octets.size
     words = octets[: size - size % _PLANES].reshape(-1, _PLANES)
     lengths, contents = list[int](), list[bytes | memoryview]()
     for plane in np.ascontiguousarray(words.T):
@@ -52,10 +50,10 @@ def coded(body: Buffer) -> bytes | None:
         is_coded = len(content) <= plane.nbytes * (1 - _LEAST_SAVED)
         lengths.append(len(content) if is_coded else 0)
         contents.append(content if is_coded else plane.data)
-    if not any(lengths):
+    contents.append(octets[words.size :].data)
+    if _HEADER.size + sum(map(len, contents)) >= size:
         return None
-    rest = octets[words.size :].data
-    return b"".join((_HEADER.pack(size, *lengths), *contents, rest))
+    return b"".join((_HEADER.pack(size, *lengths), *contents))
 
 
 def restored(coding: Buffer) -> memoryview:

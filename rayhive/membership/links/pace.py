@@ -15,6 +15,9 @@ _UNKNOWN = 0xFFFFFFFF
 #: Pace below which a connection is slow [bytes/s]. To code a body and to restore it costs some 4 ns
 #: a byte of processor time, and shortens float32 by 16 % and 8-bit codes by 7 %.
 SLOW = 16e6
+#: Number of bodies for which a connection stays slow. A queue on the way, such as the bucket of a
+#: shaper, takes in bursts at any rate, so only some of the bodies meet the rate of a slow link.
+STAYS_SLOW = 64
 
 
 class Pace:
@@ -28,7 +31,7 @@ class Pace:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self._connection, self._stays_slow = connection, 0
         place = connection.getpeername()
         self.is_local = bool(place) and ip_address(place[0].partition("%")[0]).is_loopback
 
@@ -40,13 +43,18 @@ class Pace:
         return math.inf if trip == _UNKNOWN else trip * 1e-6
 
     def is_slow(self) -> bool:
-        """Return whether the bytes of the connection get on slowly now.
+        """Return whether the next body will get on slowly, as this one or one of the last did.
 
-        A connection over loopback is never slow, nor one of another system than Linux.
+        It is asked once for each body. A connection over loopback is never slow, nor one of another
+        system than Linux.
         """
         if self.is_local or not hasattr(socket, "TCP_INFO"):
             return False
-        return 0 < self._reported(_DELIVERY_RATE, b"\0") < SLOW
+        if 0 < self._reported(_DELIVERY_RATE, b"\0") < SLOW:
+            self._stays_slow = STAYS_SLOW
+        elif self._stays_slow:
+            self._stays_slow -= 1
+        return self._stays_slow > 0
 
     def _reported(self, place: struct.Struct, unknown: bytes) -> int:
         """Return a number of the kernel's; an older one leaves it out, as if of unknown bytes."""
