@@ -10,11 +10,13 @@ import pytest
 import torch
 from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.matchmaking import MatchmakingException
+from hivemind.compression import CompressionInfo, NoCompression
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
 from rayhive.averaging.gradient_averager import RayhivePowerSGDAverager
 from rayhive.averaging.payload_policy import GroupRound
 from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
+from rayhive.compression.codecs.base import made
 from rayhive.compression.powersgd import factors, kernels, kernels_numba
 from rayhive.errors import ConfigError
 from tests.unit.averaging_fakes import group_of_one, unstarted
@@ -33,6 +35,7 @@ class Breakable:
 
     def __init__(self) -> None:
         self.breaks: list[str] = []
+        self.codec: Any = NoCompression()
 
     async def __call__(
         self, phase: str, tensors: Sequence[torch.Tensor], owed: Any = None
@@ -42,7 +45,10 @@ class Breakable:
             for tensor in tensors:
                 tensor.add_(7.0)  # a part of it was averaged already
             raise AllreduceException("the network is gone")
-        return 1.0  # alone, the average is what one has
+        for tensor in tensors:  # alone, the average is what one has
+            info = CompressionInfo.from_tensor(tensor)
+            tensor.copy_(self.codec.extract(self.codec.compress(tensor.contiguous(), info)))
+        return 1.0
 
 
 class Ours:
@@ -167,6 +173,21 @@ def test_a_retry_applies_the_gradient_once(phase: str) -> None:
     # hivemind's second gradient arrives twice.
     twice = given + gradients(1)[0]
     torch.testing.assert_close(applied[hivemind] + hivemind.error_feedback[0], twice)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e-2, 1e-5])
+def test_half_precision_factors_suit_gradients_of_any_size(size: float) -> None:
+    """With P as large as the square of a gradient, half precision loses small and large ones."""
+    peers = [Ours(), Ours()]
+    peers[1].allreduce.codec = made("float16").build()
+    sums = [torch.zeros(SHAPES[0]) for _ in peers]
+    for _ in range(20):
+        new = [gradient * size for gradient in gradients(5)]
+        for total, peer in zip(sums, peers, strict=True):
+            total += run(peer, new)[0]
+    exact = 20 * size * gradients(5)[0]
+    float32, float16 = [float((total - exact).norm() / exact.norm()) for total in sums]
+    assert float16 < float32 + 0.01 < 0.5
 
 
 def test_a_round_equals_hiveminds_from_the_same_q() -> None:

@@ -100,7 +100,7 @@ class Stack:
             torch.add(torch.stack(matrices), self._buffer, alpha=scale, out=self._total)
             self._total.baddbmm_(self._left, self._right, alpha=-scale)
             return self.project(self.q)
-        q = _transposed(self.q)
+        q = _of_unit_length(_transposed(self.q))
         p = torch.empty(len(q), q.shape[1], self._shape[0])
         dense = (self._buffer, matrices, self._total)
         for work in zip(*dense, scale * self._left, self._right, q, p, strict=True):
@@ -109,7 +109,8 @@ class Stack:
 
     def project(self, q: torch.Tensor) -> torch.Tensor:
         """Return P (k, n, r) for another Q: the matrices times Q."""
-        p = torch.bmm(_transposed(q).to(self._device), self._total.transpose(1, 2))
+        rows = _of_unit_length(_transposed(q))
+        p = torch.bmm(rows.to(self._device), self._total.transpose(1, 2))
         return _transposed(p.cpu())
 
     def backproject(self, p: torch.Tensor) -> torch.Tensor:
@@ -338,6 +339,18 @@ def _alike(ps: Tensors) -> list[Tensors]:
     """Return the stacks grouped by rows and columns of their matrices."""
     ordered = sorted(ps, key=lambda p: p.shape[1:])
     return [list(group) for _, group in groupby(ordered, key=lambda p: p.shape[1:])]
+
+
+def _of_unit_length(columns: torch.Tensor) -> torch.Tensor:
+    """Return columns of Q, as rows (k, r, m), with lengths between 1/2 and 1.
+
+    Q is as long as the matrix, so P would be as long as its square, and a small one would be lost
+    in half precision. P is made orthonormal, so its length does not matter. Powers of two leave all
+    bits of P but its exponents as they are.
+    """
+    lengths = torch.linalg.vector_norm(columns, dim=2, keepdim=True, dtype=torch.float64)
+    exponents = torch.frexp(lengths).exponent.clamp(-126, 126)
+    return torch.ldexp(columns, -exponents)
 
 
 def _transposed(matrices: torch.Tensor) -> torch.Tensor:
