@@ -123,6 +123,9 @@ class FeedbackPayload:
         """Return the one phase of a dense round."""
         return (DENSE,)
 
+    def codec(self, phase: str) -> None:
+        """Return None: there are errors only if the group has a codec."""
+
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace gradients by their average, which pays the debts; on failure change nothing."""
         await self.undo_given_up(round_.step)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from hivemind.compression import CompressionBase
 
 from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy
 from rayhive.averaging.policy_thread import PolicyThread
@@ -101,6 +102,10 @@ class WithExtras:
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
         """Return the phases of the policy."""
         return self._policy.phases(gathered)
+
+    def codec(self, phase: str) -> CompressionBase | None:
+        """Return the codec of the policy; extra tensors travel as they are."""
+        return self._policy.codec(phase)
 
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace tensors by the averages of the group; on failure no extra tensor has changed."""

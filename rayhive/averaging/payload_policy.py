@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from hivemind.compression import CompressionBase
 
 from rayhive.averaging.allreduce_groups import DENSE
 
@@ -89,6 +90,9 @@ class PayloadPolicy(Protocol):
                 phases, so that all members agree.
         """
 
+    def codec(self, phase: str) -> CompressionBase | None:
+        """Return the codec of a phase in a group without a codec; None for no codec."""
+
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace tensors by the averages of the group.
 
@@ -111,6 +115,9 @@ class DensePayload:
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
         """Return the one phase of a dense round."""
         return (DENSE,)
+
+    def codec(self, phase: str) -> None:
+        """Return None: tensors without a codec travel as they are."""
 
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Average the tensors in one all-reduce."""

@@ -11,17 +11,20 @@ from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException
+from hivemind.compression import CompressionBase
 
 from rayhive.averaging.allreduce_groups import DENSE
 from rayhive.averaging.error_feedback import ErrorFeedback
 from rayhive.averaging.matchmaking import round_in
 from rayhive.averaging.payload_policy import GroupRound, entering_weight, given_up
 from rayhive.averaging.policy_thread import PolicyThread
+from rayhive.compression.codecs.base import made
 from rayhive.compression.powersgd.factors import Factors, Tensors
 from rayhive.compression.powersgd.gpu_worker import ServedFactors
 from rayhive.compression.powersgd.kernels import METHODS
 from rayhive.compression.powersgd.shapes import (
     DEFAULT_MIN_COMPRESSION_RATIO,
+    P_CODEC,
     compressed_tensors,
     option_problems,
     phase_names,
@@ -41,6 +44,8 @@ class PowerSGDOptions:
             before the first with factors. Rounds are counted by the number that the peers of a
             group gather, or by this peer's own rounds if none is gathered.
         orthogonalisation: ``gram_schmidt`` as in the paper, or ``qr``.
+        p_codec: Codec of P in a group without a codec: ``scaled_float16``, ``float16``, or ``none``
+            as in the paper.
         device: Device that multiplies the matrices; by default the device of the parameters.
             hivemind keeps averaged gradients in host memory and averages in a forked process,
             which cannot use the trainer's GPU: see
@@ -58,6 +63,7 @@ class PowerSGDOptions:
     num_iters_per_step: int = 1
     start_compressing_after_num_steps: int = 0
     orthogonalisation: str = "gram_schmidt"
+    p_codec: str = P_CODEC
     device: torch.device | str | None = None
     error_feedback: bool = False
 
@@ -137,6 +143,7 @@ class PowerSGDPayload:
         )
         rest = [gradients[index] for index in self._rest]
         self.feedback = ErrorFeedback(rest) if options.error_feedback else None
+        self._p_codec = None if options.p_codec == "none" else made(options.p_codec).build()
         self._phases = phase_names(options.num_iters_per_step)
         self._dense_rounds = options.start_compressing_after_num_steps
         self._rounds = torch.zeros((), dtype=torch.int64)
@@ -148,6 +155,10 @@ class PowerSGDPayload:
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
         """Return the phases of a round: P and Q per iteration, or the dense one at first."""
         return self._phases if self._is_compressed(gathered) else (DENSE,)
+
+    def codec(self, phase: str) -> CompressionBase | None:
+        """Return the codec of P; gradients, and the factors Q that become them, have none."""
+        return self._p_codec if phase.startswith("P") else None
 
     def _is_compressed(self, gathered: Mapping[Any, Any]) -> bool:
         if not self._dense_rounds:

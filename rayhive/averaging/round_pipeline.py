@@ -15,6 +15,7 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.averaging.matchmaking import MatchmakingException
+from hivemind.compression import NoCompression
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import enter_asynchronously
@@ -248,6 +249,11 @@ class RoundPipeline:
     ) -> float:
         """Average tensors in one phase; return the fraction of the averaging that happened."""
         key = allreduce_id(group.group_id, phase)
+        codec = self.payload.codec(phase)
+        # Members of hivemind cut tensors by the codec of the group.
+        replaces = "shares" in options and type(options["compression"]) is NoCompression
+        if codec is not None and replaces:
+            options = {**options, "compression": codec}
         try:
             await host.run_allreduce(tensors, group, key, owed=owed, exact=exact, **options)
         except BaseException:

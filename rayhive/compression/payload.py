@@ -21,6 +21,7 @@ from rayhive.compression.codecs.base import Codec, made
 from rayhive.compression.fragments import split
 from rayhive.compression.partition import Price, partition
 from rayhive.compression.powersgd.shapes import (
+    P_CODEC,
     Shape,
     compressed_tensors,
     factor_rank,
@@ -88,6 +89,7 @@ def payload(
     powersgd_rank: int | None = None,
     min_compression_ratio: float | None = None,
     num_iters_per_step: int = 1,
+    p_codec: str = P_CODEC,
     peers: int = 1,
     rates: Sequence[float | None] | None = None,
     extras: Iterable[Shape] = (),
@@ -103,6 +105,7 @@ def payload(
         min_compression_ratio: Least fraction saved for a matrix to be factorised; None means
             hivemind's 0.5. Without a rank it has no effect.
         num_iters_per_step: Power iterations of the round.
+        p_codec: Codec of P if ``codec`` is ``none``.
         peers: Number of peers of the group. Tensors are cut where the share of another reducer
             begins, and each piece may cost a codec some bytes.
         rates: Rate of each peer's link, if links are unequal, in any unit and order.
@@ -115,7 +118,10 @@ def payload(
     chosen = made(codec, top_k)
     if powersgd_rank is not None:
         problems = option_problems(
-            powersgd_rank, min_compression_ratio, num_iters_per_step=num_iters_per_step
+            powersgd_rank,
+            min_compression_ratio,
+            num_iters_per_step=num_iters_per_step,
+            p_codec=p_codec,
         )
         if problems:
             raise ConfigError(problems)
@@ -123,9 +129,11 @@ def payload(
     shares = reducer_shares([None] * peers if rates is None else rates)
     *before, last = _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
     exact = tuple(math.prod(shape) for shape in extras)
+    of_p = made(p_codec) if codec == "none" else chosen
     phases = tuple(
-        Phase(name, elements + more, _phase_bytes(elements, shares, chosen, threshold, more))
+        Phase(name, elements + more, _phase_bytes(elements, shares, by, threshold, more))
         for name, elements, more in (*((*each, ()) for each in before), (*last, exact))
+        for by in (of_p if name.startswith("P") else chosen,)
     )
     dense = ELEMENT_BYTES * (sum(math.prod(shape) for shape in shapes) + sum(exact))
     return Payload(dense, phases, compressed, chosen.exact_size)

@@ -74,13 +74,12 @@ def play() -> dict[str, Any]:
             report["apart"] = apart(large(ours[0]), large(theirs[0]))
         averaged, owed = [], []
         # computed as on a GPU: by the trainer's process, for the averager's
+        options = {"prefix": "served", "p_codec": "none", **RANK}  # last bits would be rounded away
         served = mock.patch.object(powersgd_payload, "Factors", ServedFactors)
         for how in (nullcontext(), served):
             with (
                 how,
-                scenes.averagers(
-                    dhts[:2], RayhivePowerSGDAverager, prefix="served", **RANK
-                ) as group,
+                scenes.averagers(dhts[:2], RayhivePowerSGDAverager, **options) as group,
             ):
                 for _ in range(3):
                     scenes.one_round(group)

@@ -115,24 +115,31 @@ def test_the_parts_of_an_all_reduce_have_the_predicted_bytes(
     assert predicted.bytes_per_transfer == sum(asyncio.run(sizes()))
 
 
-@given(shapes=models, rank=ranks, ratio=ratios)
-def test_dense_powersgd_bytes_follow_the_formula(
-    shapes: list[tuple[int, ...]], rank: int | None, ratio: float | None
+@given(shapes=models, rank=ranks, ratio=ratios, p_codec=st.sampled_from(["none", "float16"]))
+def test_powersgd_bytes_follow_the_formula(
+    shapes: list[tuple[int, ...]], rank: int | None, ratio: float | None, p_codec: str
 ) -> None:
-    """4 [sum of min(r, n, m)(n + m) over compressed matrices + the rest]."""
-    predicted = payload(shapes, powersgd_rank=rank, min_compression_ratio=ratio)
-    elements = 0
+    """4 [sum of min(r, n, m)(n + m) over compressed matrices + the rest]; half of it for P."""
+    options = {"powersgd_rank": rank, "min_compression_ratio": ratio}
+    predicted = payload(shapes, **options, p_codec=p_codec)
+    expected = 0
+    size = 4 if p_codec == "none" else 2
     for index, shape in enumerate(shapes):
         if index in predicted.compressed:
             assert rank is not None
             n, m = matrix_dims(shape)
-            elements += min(rank, n, m) * (n + m)
+            expected += min(rank, n, m) * (size * n + 4 * m)
         else:
-            elements += math.prod(shape)
-    assert predicted.bytes_per_transfer == 4 * elements
+            expected += 4 * math.prod(shape)
+    assert predicted.bytes_per_transfer == expected
     assert predicted.dense_bytes == 4 * sum(map(math.prod, shapes))
-    assert predicted.ratio == pytest.approx(predicted.dense_bytes / (4 * elements))
+    assert predicted.ratio == pytest.approx(predicted.dense_bytes / expected)
     assert [phase.name for phase in predicted.phases] == (["dense"] if rank is None else ["P", "Q"])
+    scales = (
+        payload(shapes, **options).bytes_per_transfer
+        - payload(shapes, **options, p_codec="float16").bytes_per_transfer
+    )
+    assert scales == 8 * len(predicted.compressed), "one mean and one deviation for each P"
 
 
 def test_the_share_of_a_peer_is_exact() -> None:
