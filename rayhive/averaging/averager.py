@@ -232,7 +232,8 @@ class MeasuredAverager(DecentralizedAverager):
         self.cancellations = Cancellations(self._stub_of)
         averager.Matchmaking, allreduce.aiter_with_timeout = LiveMatchmaking, in_time
         self._inner_pipe: Any = RequestPipe(self._inner_pipe, self)
-        own = {"announce": self.rounds.announced, "link_to": self._links.get}
+        own: dict[str, Any] = {"announce": self.rounds.announced, "link_to": self._links.get}
+        own["prepare"] = lambda: self.rounds.prepare(self)
         self.matchmaking_kwargs.update(groups=self.groups, on_made=self._inner_pipe.open, **own)
         install.install()
         self._allreduce_timeout = None  # hivemind's limits the whole round

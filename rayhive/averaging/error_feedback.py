@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from rayhive.averaging.allreduce_groups import DENSE
-from rayhive.averaging.payload_policy import GroupRound, entering_weight, given_up
+from rayhive.averaging.payload_policy import GroupRound, counted, given_up
 from rayhive.averaging.policy_thread import PolicyThread
 
 Tensors = list[torch.Tensor]
@@ -126,10 +126,15 @@ class FeedbackPayload:
     def codec(self, phase: str) -> None:
         """Return None: there are errors only if the group has a codec."""
 
+    async def prepare(
+        self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
+    ) -> None:
+        """Do nothing: to add the debts takes a moment."""
+
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace gradients by their average, which pays the debts; on failure change nothing."""
         await self.undo_given_up(round_.step)
-        entered = await self._thread.run(self.feedback.begin, tensors, entering_weight(round_))
+        entered = await self._thread.run(self.feedback.begin, tensors, counted(round_.weight))
         await round_.allreduce(DENSE, entered, self.feedback.owed)
         if not round_.auxiliary:
             await self._thread.run(self.feedback.commit, tensors, final=True)

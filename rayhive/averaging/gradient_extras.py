@@ -8,6 +8,7 @@ A peer weighs with its samples, as in the average of the gradients.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +107,12 @@ class WithExtras:
     def codec(self, phase: str) -> CompressionBase | None:
         """Return the codec of the policy; extra tensors travel as they are."""
         return self._policy.codec(phase)
+
+    async def prepare(
+        self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
+    ) -> None:
+        """Let the policy prepare a round."""
+        await self._policy.prepare(tensors[: len(tensors) - self._extras], weight, step)
 
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace tensors by the averages of the group; on failure no extra tensor has changed."""

@@ -41,6 +41,7 @@ class LiveMatchmaking(Matchmaking):
         target_group_size: Size at which hivemind's own search completes a group at once.
         groups: All-reduces of the averager; found groups become expected there.
         announce: Extends the data that a step gathers, see :data:`Announce`.
+        prepare: Called in the task of a step that begins to look for a group.
         quorum: Peers with which a round may begin; None awaits all live peers.
         pairs: Whether a round has a group for each pair of peers, and not one of all.
         link_to: Returns the link to a leader, or None.
@@ -54,6 +55,7 @@ class LiveMatchmaking(Matchmaking):
         target_group_size: int | None,
         groups: AllReduceGroups,
         announce: Announce,
+        prepare: Callable[[], None] = lambda: None,
         quorum: Quorum | None = None,
         pairs: bool = False,
         link_to: LinkTo = no_link,
@@ -74,6 +76,7 @@ class LiveMatchmaking(Matchmaking):
             pairing=Pairing(self._prefix) if pairs else None,
         )
         self._groups, self._announce, self._link_to = groups, announce, link_to
+        self._prepare = prepare
         self._knows_members = False
         self._patience: float | None = None
         self._missed: int | None = None
@@ -110,6 +113,7 @@ class LiveMatchmaking(Matchmaking):
         try:
             if meets:
                 gather = await self._announce(step.data_for_gather)
+                self._prepare()
                 async with self.lock_looking_for_group:
                     group = await self.group_formation.meet(
                         cast("int", round_),

@@ -62,9 +62,9 @@ class GroupRound:
     step: Future[Any] | None = None
 
 
-def entering_weight(round_: GroupRound) -> float:
-    """Return the weight of a peer's tensors; 0 if they must not count."""
-    return round_.weight if round_.weight > STALE_WEIGHT else 0.0
+def counted(weight: float) -> float:
+    """Return a weight of tensors; 0 if they must not count."""
+    return weight if weight > STALE_WEIGHT else 0.0
 
 
 def given_up(step: Future[Any] | None, current: Future[Any] | None) -> bool:
@@ -93,6 +93,17 @@ class PayloadPolicy(Protocol):
     def codec(self, phase: str) -> CompressionBase | None:
         """Return the codec of a phase in a group without a codec; None for no codec."""
 
+    async def prepare(
+        self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
+    ) -> None:
+        """Compute what a round needs before its group is known.
+
+        Args:
+            tensors: As in :meth:`average`, and locked as there.
+            weight: Weight of the step.
+            step: The step; its round may not come, or have another weight.
+        """
+
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace tensors by the averages of the group.
 
@@ -118,6 +129,11 @@ class DensePayload:
 
     def codec(self, phase: str) -> None:
         """Return None: tensors without a codec travel as they are."""
+
+    async def prepare(
+        self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
+    ) -> None:
+        """Do nothing: tensors enter a round as they are."""
 
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Average the tensors in one all-reduce."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException
@@ -16,7 +16,7 @@ from hivemind.compression import CompressionBase
 from rayhive.averaging.allreduce_groups import DENSE
 from rayhive.averaging.error_feedback import ErrorFeedback
 from rayhive.averaging.matchmaking import round_in
-from rayhive.averaging.payload_policy import GroupRound, entering_weight, given_up
+from rayhive.averaging.payload_policy import GroupRound, counted, given_up
 from rayhive.averaging.policy_thread import PolicyThread
 from rayhive.compression.codecs.base import made
 from rayhive.compression.powersgd.factors import Factors, Tensors
@@ -85,6 +85,14 @@ class PowerSGDOptions:
         return own if device.index is None and device.type == own.type else device
 
 
+class _Prepared(NamedTuple):
+    """First P of a round, of the gradients with which a step looks for a group."""
+
+    step: Future[Any]
+    weight: float
+    ps: Tensors
+
+
 class PowerSGDPayload:
     """Policy that averages large gradients as low-rank factors P and Q.
 
@@ -149,6 +157,7 @@ class PowerSGDPayload:
         self._rounds = torch.zeros((), dtype=torch.int64)
         self._rounds.share_memory_()  # type: ignore[no-untyped-call]
         self._last_step: Future[Any] | None = None
+        self._prepared: _Prepared | None = None
         elements = sum(gradient.numel() for gradient in gradients)
         self._thread = PolicyThread("powersgd", elements if kind is Factors else None)
 
@@ -167,6 +176,17 @@ class PowerSGDPayload:
         numbers = [number for number in named if number is not None]
         return (max(numbers) if numbers else int(self._rounds) + 1) > self._dense_rounds
 
+    async def prepare(
+        self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
+    ) -> None:
+        """Compute P while the step looks for a group."""
+        if self._dense_rounds:
+            return
+        await self.undo_given_up(step)
+        large, weight = [tensors[index] for index in self.compressed], counted(weight)
+        ps = await self._thread.run(partial(self.factors.begin, weight=weight), large)
+        self._prepared = _Prepared(step, weight, ps)
+
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace gradients by their average, factorised ones by their approximation.
 
@@ -176,8 +196,9 @@ class PowerSGDPayload:
             AllreduceException: Only a part of a phase before the last one was averaged.
         """
         await self.undo_given_up(round_.step)
+        prepared, self._prepared = self._prepared, None  # any round overwrites what belongs to it
         if self._is_compressed(round_.gathered):
-            await self._average_factors(tensors, round_)
+            await self._average_factors(tensors, round_, prepared)
         else:
             await self._average_densely(tensors, round_)
         self._rounds += 1
@@ -201,9 +222,14 @@ class PowerSGDPayload:
             for gradient, new in zip(gradients, averaged, strict=True):
                 gradient.copy_(new)
 
-    async def _average_factors(self, gradients: Sequence[torch.Tensor], round_: GroupRound) -> None:
+    async def _average_factors(
+        self,
+        gradients: Sequence[torch.Tensor],
+        round_: GroupRound,
+        prepared: _Prepared | None,
+    ) -> None:
         """Replace gradients by their average, factorised ones by their approximation."""
-        run, weight = self._thread.run, entering_weight(round_)
+        run, weight = self._thread.run, counted(round_.weight)
         large = [gradients[index] for index in self.compressed]
         small = [gradients[index] for index in self._rest]
         if self.feedback is None:
@@ -216,6 +242,8 @@ class PowerSGDPayload:
             if phase.startswith("P"):
                 if qs:
                     ps = await run(self.factors.project, qs)
+                elif prepared is not None and prepared[:2] == (round_.step, weight):
+                    ps = prepared.ps
                 else:
                     ps = await run(partial(self.factors.begin, weight=weight), large)
                 sent = self.factors.unstacked(ps)

@@ -26,6 +26,7 @@ from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, Ro
 from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import OutlierFilter, Refusal
 from rayhive.averaging.payload_policy import STALE_WEIGHT, GroupRound, PayloadPolicy
+from rayhive.averaging.preparation import Preparation
 from rayhive.averaging.round_filter import (
     AverageNotFinite,
     ExcludedRoundFailed,
@@ -36,7 +37,7 @@ from rayhive.averaging.round_filter import (
     separated,
 )
 from rayhive.averaging.round_result import RoundResult
-from rayhive.averaging.steps import StepTrace
+from rayhive.averaging.steps import TRACE, StepTrace
 from rayhive.averaging.streams import Cancellations
 from rayhive.averaging.timeouts import while_it_moves
 from rayhive.compression.partition import PARTITION_VERSION
@@ -128,6 +129,22 @@ class RoundPipeline:
             self.outlier_filter, data_for_gather, judged if are_finite(others) else self.tensors
         )
 
+    def prepare(self, host: RoundHost) -> None:
+        """Let the payload policy work on the round of the current step while it has no group."""
+        trace = TRACE.get()
+        if trace is None or trace.step is None:
+            return
+        step = trace.step
+
+        async def work() -> None:
+            if host.lock_averaged_tensors.acquire(block=False):  # else a former round still runs
+                try:
+                    await self.payload.prepare(self.tensors, step.weight, step)
+                finally:
+                    host.lock_averaged_tensors.release()
+
+        trace.preparation = Preparation(work)
+
     def opened(self, group_info: GroupInfo) -> AbstractContextManager[None]:
         """Accept parts of a group's all-reduces as long as the context is active."""
         phases = self.payload.phases(_gathered(group_info))
@@ -137,6 +154,8 @@ class RoundPipeline:
         """Close the groups of a step; note its cost, for the next result to report."""
         for group_id in trace.groups:
             self.groups.close(group_id)
+        if trace.preparation is not None:
+            trace.preparation.drop()
         if trace.step is not None and trace.step.cancelled():
             return
         self._failed_searches += len(trace.searches)
@@ -186,6 +205,8 @@ class RoundPipeline:
             options.update(await self._division(group, min_vector_size))
             allreduce = partial(self._allreduce, host, group, trace, options)
             round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step)
+            if trace.preparation is not None:
+                await trace.preparation.ended()
             async with self._locked(host) as tensors:
                 averaging = self.payload.average(tensors, round_)
                 await while_it_moves(averaging, partial(self.groups.moved, group.group_id), timeout)

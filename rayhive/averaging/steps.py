@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from hivemind.averaging.control import StepControl
 from hivemind.dht import DHT, DHTNode
 
+from rayhive.averaging.preparation import Preparation
+
 #: Longest waits at shutdown, for steps to end and for the DHT to have read all messages [s];
 #: hivemind terminates an averager that takes longer than 5 s.
 STEP_PATIENCE, FLUSH_PATIENCE = 0.7, 2.5
@@ -28,6 +30,7 @@ class StepTrace:
         groups: Ids of the groups that were found.
         wasted_bytes: Payload sent in attempts that failed.
         excluded: Whether the outlier filter refused this peer's tensors.
+        preparation: Work on the round during the last search.
         replaced: Largest share of the averaged tensors in which a failed attempt left averages.
     """
 
@@ -37,6 +40,7 @@ class StepTrace:
     groups: list[bytes] = field(default_factory=list)
     wasted_bytes: int = 0
     excluded: bool = False
+    preparation: Preparation | None = None
     replaced: float = 0.0
 
     def waited(self) -> float:

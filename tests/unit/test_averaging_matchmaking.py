@@ -40,7 +40,8 @@ def test_a_missed_round_is_not_left_behind(error: Exception, left: list[int]) ->
         matchmaking: Any = LiveMatchmaking.__new__(LiveMatchmaking)
         matchmaking.group_formation = formation
         matchmaking._knows_members, matchmaking._patience = True, 1.0
-        matchmaking._announce, matchmaking.min_matchmaking_time = announce, 1.0
+        matchmaking._announce, matchmaking._prepare = announce, lambda: None
+        matchmaking.min_matchmaking_time = 1.0
         matchmaking.lock_looking_for_group = asyncio.Lock()
         data = MemberData(1.0, 1, MSGPackSerializer.dumps(7), steps=1).dumps()
         step: Any = SimpleNamespace(
