@@ -73,6 +73,8 @@ RIVAL = {
     "delay gradients, PowerSGD": "DDP PowerSGD",
     IN_LIGHTNING: "DDP PowerSGD",
 }
+#: Bits of an element of a gradient, about, by a part of the variant's name; 32 for others.
+BITS = {"PowerSGD": 1, "16": 16, "uniform8": 8}
 EVERYWHERE = (*DDP, "none", "float16", "uniform8", "PowerSGD", "delay gradients")
 
 
@@ -94,9 +96,10 @@ class Cell:
     compute_s: float = COMPUTE_S
     variants: tuple[str, ...] = EVERYWHERE
 
-    def rounds(self, most: int) -> int:
-        """Return how many rounds of DDP with fp32 fit into a turn."""
-        reduced = 2 * (self.peers - 1) / self.peers * PARAMETERS * 32e-6 / self.rate_mbit
+    def rounds(self, name: str, most: int) -> int:
+        """Return how many rounds of a variant fit into a turn, about."""
+        bits = next((bits for part, bits in BITS.items() if part in name), 32)
+        reduced = 2 * (self.peers - 1) / self.peers * PARAMETERS * bits * 1e-6 / self.rate_mbit
         return int(np.clip(TURN_S / (self.compute_s + reduced + self.rtt_ms / 100), FEWEST, most))
 
     def __str__(self) -> str:
@@ -198,12 +201,11 @@ def turn(name: str, cell: Cell, on: Nodes, rounds: int) -> list[dict[str, Any]]:
 def measure(cell: Cell, variants: list[str], repeats: int, most: int) -> dict[str, Measured]:
     """Run the variants in turns on fresh links, print a table, and return the rounds."""
     found = {name: Measured() for name in variants}
-    rounds = cell.rounds(most)
     with nodes(cell.peers, cell.rate_mbit, cell.rtt_ms) as on:
         print(f"\n{cell}; measured {on.rate_mbit:.1f} Mbit/s, {on.rtt_ms:.1f} ms", flush=True)
         for repeat in range(repeats):
             for name in reversed(variants) if repeat % 2 else variants:
-                for peer in turn(name, cell, on, rounds):
+                for peer in turn(name, cell, on, cell.rounds(name, most)):
                     found[name].seconds += peer["seconds"]
                     found[name].sent.append(peer["sent"])
                     found[name].processor_s.append(peer["processor_s"])
@@ -217,7 +219,7 @@ def measure(cell: Cell, variants: list[str], repeats: int, most: int) -> dict[st
         over = str(ratio(rows.seconds, found[rival].seconds)) if rival in found else ""
         means = [f"{1e-3 * np.mean(rows.sent):.0f}", f"{1e3 * np.mean(rows.processor_s):.0f}"]
         cells = [f"{p50:.3f}", f"{p5:.2f}-{p95:.2f}", *means, over]
-        counts = [str(rounds * repeats), str(rows.incomplete)]
+        counts = [str(cell.rounds(name, most) * repeats), str(rows.incomplete)]
         print(f"| {' | '.join([name, *cells, *counts])} |", flush=True)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from rayhive.membership.links import link as link_module
 from rayhive.membership.links.link import WINDOW, LinkLost
 from rayhive.membership.links.lossless import SHORTEST, coded, restored
-from rayhive.membership.links.pace import SLOW, STAYS_SLOW, Pace
+from rayhive.membership.links.pace import SLOW, Pace
 from rayhive.membership.links.wire import MAX_BODY
 from tests.unit.link_fakes import Network, echo, linked, packets, run, set_slow
 
@@ -137,40 +138,59 @@ def test_a_damaged_coding_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None
 class _Connection:
     """Connection to another machine, of which the kernel reports this."""
 
-    def __init__(self, info: bytes, host: str = "192.0.2.1") -> None:
-        self.info, self.host = info, host
+    def __init__(self, rate: float, own: str, host: str = "192.0.2.1") -> None:
+        self.rate, self.own, self.host = rate, own, host
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.own, 80
 
     def getpeername(self) -> tuple[str, int]:
         return self.host, 80
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        return self.info[:size]
+        info = bytes(160) + struct.pack("=Q", int(self.rate)) + bytes(80)
+        return info[:size]
+
+
+class _Old(_Connection):
+    """Connection of an old kernel."""
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        return bytes(100)
+
+
+def pace_of(connection: Any) -> Pace:
+    return Pace(connection)
 
 
 def test_a_connection_is_slow_by_the_delivery_rate_of_the_kernel() -> None:
-    def is_slow(rate: float, host: str = "192.0.2.1") -> bool:
-        info = bytes(160) + struct.pack("=Q", int(rate)) + bytes(80)
-        return Pace(_Connection(info, host)).is_slow()  # type: ignore[arg-type]
+    """The slower some bodies are, the fewer of them are a sign that the link is slow."""
 
-    assert is_slow(SLOW - 1) and not is_slow(SLOW)
-    assert not is_slow(0), "nothing is known yet"
-    assert not is_slow(SLOW - 1, "127.0.0.1")
-    assert not Pace(_Connection(bytes(100))).is_slow()  # type: ignore[arg-type]  # an old kernel
+    def slow_after(connection: _Connection) -> int:
+        pace = pace_of(connection)
+        return next((number for number in range(1, 100) if pace.is_slow()), 0)
+
+    assert slow_after(_Connection(SLOW / 16, "198.51.100.1")) == 1
+    assert slow_after(_Connection(SLOW / 2, "198.51.100.2")) == 3
+    assert slow_after(_Connection(SLOW - 1, "198.51.100.3")) == 6
+    assert not slow_after(_Connection(SLOW, "198.51.100.4"))
+    assert not slow_after(_Connection(0, "198.51.100.5")), "nothing is known yet"
+    assert not slow_after(_Connection(1, "127.0.0.1", "127.0.0.1"))
+    assert not slow_after(_Old(1, "198.51.100.6"))
 
 
-def test_a_slow_connection_stays_slow_for_bodies_that_a_queue_takes_in() -> None:
-    def reported(rate: float) -> bytes:
-        return bytes(160) + struct.pack("=Q", int(rate)) + bytes(80)
-
-    connection = _Connection(reported(SLOW))
-    pace = Pace(connection)  # type: ignore[arg-type]
-    assert not pace.is_slow()
-    for _ in range(2):
-        connection.info = reported(SLOW - 1)
-        assert pace.is_slow()
-        connection.info = reported(100 * SLOW)
-        assert [pace.is_slow() for _ in range(STAYS_SLOW)] == [True] * (STAYS_SLOW - 1) + [False]
-    assert not pace.is_slow()
+def test_a_slow_link_stays_slow_for_bodies_that_a_queue_takes_in() -> None:
+    first, second = (_Connection(100 * SLOW, "198.51.100.7") for _ in range(2))
+    other = pace_of(_Connection(100 * SLOW, "198.51.100.8"))
+    paces = [pace_of(first), pace_of(second)]
+    assert not any(pace.is_slow() for pace in paces)
+    for _ in range(3):
+        first.rate = SLOW / 16
+        assert paces[0].is_slow()
+        first.rate = 100 * SLOW
+        assert all(pace.is_slow() for pace in paces * 3), "both connections share a link"
+        assert not other.is_slow()
+    assert not all(paces[0].is_slow() for _ in range(100)), "it became faster"
 
 
 def test_the_kernel_reports_the_pace_of_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +203,8 @@ def test_the_kernel_reports_the_pace_of_a_real_connection(monkeypatch: pytest.Mo
             _ = [answer async for answer in link.call("echo", packets(bytes(3_000_000)))]
             link.wire.pace.is_local = False
             for limit in (1.0, float("inf")):
-                monkeypatch.setattr("rayhive.membership.links.pace.SLOW", limit)
+                for name in ("SLOW", "SURELY_SLOW"):
+                    monkeypatch.setattr(f"rayhive.membership.links.pace.{name}", limit)
                 rates.append(link.wire.pace.is_slow())
 
     run(body())

@@ -6,6 +6,7 @@ import math
 import socket
 import struct
 from ipaddress import ip_address
+from typing import ClassVar
 
 #: Places in Linux's ``tcp_info``: the shortest round trip [us], with all bits set if it is unknown;
 #: and the delivery rate [bytes/s], that of the last bytes that the connection was full of, or of
@@ -15,9 +16,12 @@ _UNKNOWN = 0xFFFFFFFF
 #: Pace below which a connection is slow [bytes/s]. To code a body and to restore it costs some 4 ns
 #: a byte of processor time, and shortens float32 by 16 % and 8-bit codes by 7 %.
 SLOW = 16e6
-#: Number of bodies for which a connection stays slow. A queue on the way, such as the bucket of a
-#: shaper, takes in bursts at any rate, so only some of the bodies meet the rate of a slow link.
-STAYS_SLOW = 64
+#: Pace that is a full sign of a slow link [bytes/s]; a faster one is a part of a sign.
+SURELY_SLOW = SLOW / 8
+#: Number of bodies over which signs are averaged, and the average from which a link is slow. A
+#: queue on the way, such as the bucket of a shaper, takes in bursts at any rate, so few bodies meet
+#: the rate of a slow link. A busy processor delays bodies on a fast link, but rarely as much.
+_BODIES, _ENOUGH = 32, 0.02
 
 
 class Pace:
@@ -30,9 +34,12 @@ class Pace:
         is_local: Whether the connection does not leave this machine's loopback interface.
     """
 
+    #: Average of the signs, by the own address of connections: they share a link as a rule.
+    _signs: ClassVar[dict[str, float]] = {}
+
     def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._stays_slow = connection, 0
-        place = connection.getpeername()
+        self._connection = connection
+        self._address, place = str(connection.getsockname()[:1]), connection.getpeername()
         self.is_local = bool(place) and ip_address(place[0].partition("%")[0]).is_loopback
 
     def round_trip(self) -> float:
@@ -43,18 +50,17 @@ class Pace:
         return math.inf if trip == _UNKNOWN else trip * 1e-6
 
     def is_slow(self) -> bool:
-        """Return whether the next body will get on slowly, as this one or one of the last did.
+        """Return whether bodies got on slowly of late, also on other connections of the address.
 
         It is asked once for each body. A connection over loopback is never slow, nor one of another
         system than Linux.
         """
         if self.is_local or not hasattr(socket, "TCP_INFO"):
             return False
-        if 0 < self._reported(_DELIVERY_RATE, b"\0") < SLOW:
-            self._stays_slow = STAYS_SLOW
-        elif self._stays_slow:
-            self._stays_slow -= 1
-        return self._stays_slow > 0
+        rate, average = self._reported(_DELIVERY_RATE, b"\0"), self._signs.get(self._address, 0.0)
+        sign = min(1.0, SURELY_SLOW / rate) if 0 < rate < SLOW else 0.0
+        average = self._signs[self._address] = average + (sign - average) / _BODIES
+        return average >= _ENOUGH
 
     def _reported(self, place: struct.Struct, unknown: bytes) -> int:
         """Return a number of the kernel's; an older one leaves it out, as if of unknown bytes."""
