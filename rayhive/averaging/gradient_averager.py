@@ -230,7 +230,10 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
                 torch.cuda.current_stream(accumulators[0].device).synchronize()
             else:
                 for gradient, accumulator in zip(averaged, accumulators, strict=True):
-                    gradient.copy_(accumulator).mul_(scale)
+                    if gradient.dtype == accumulator.dtype:  # one pass over the memory
+                        torch.mul(accumulator, scale, out=gradient)
+                    else:
+                        gradient.copy_(accumulator).mul_(scale)
             self.extras.load()
 
     def take_extras(self) -> None:
