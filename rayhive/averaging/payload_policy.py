@@ -53,6 +53,7 @@ class GroupRound:
         auxiliary: Whether this peer only reduces for others and keeps its tensors.
         step: The step that the round belongs to; its state says whether the result reached the
             trainer. None outside a step.
+        plain: Whether the group has no codec, and may use those of the policy.
     """
 
     allreduce: AllReduce
@@ -60,6 +61,7 @@ class GroupRound:
     weight: float = 1.0
     auxiliary: bool = False
     step: Future[Any] | None = None
+    plain: bool = False
 
 
 def counted(weight: float) -> float:
@@ -91,7 +93,7 @@ class PayloadPolicy(Protocol):
         """
 
     def codec(self, phase: str) -> CompressionBase | None:
-        """Return the codec of a phase in a group without a codec; None for no codec."""
+        """Return the codec of a phase in a plain group, see :class:`GroupRound`, or None."""
 
     async def prepare(
         self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]

@@ -24,7 +24,7 @@ from rayhive.compression.powersgd.gpu_worker import ServedFactors
 from rayhive.compression.powersgd.kernels import METHODS
 from rayhive.compression.powersgd.shapes import (
     DEFAULT_MIN_COMPRESSION_RATIO,
-    P_CODEC,
+    FACTOR_CODEC,
     compressed_tensors,
     option_problems,
     phase_names,
@@ -44,8 +44,8 @@ class PowerSGDOptions:
             before the first with factors. Rounds are counted by the number that the peers of a
             group gather, or by this peer's own rounds if none is gathered.
         orthogonalisation: ``gram_schmidt`` as in the paper, or ``qr``.
-        p_codec: Codec of P in a group without a codec: ``scaled_float16``, ``float16``, or ``none``
-            as in the paper.
+        factor_codec: Codec of the factors in a group without a codec: ``scaled_float16``,
+            ``float16``, or ``none`` as in the paper. Errors of Q are fed back.
         device: Device that multiplies the matrices; by default the device of the parameters.
             hivemind keeps averaged gradients in host memory and averages in a forked process,
             which cannot use the trainer's GPU: see
@@ -63,7 +63,7 @@ class PowerSGDOptions:
     num_iters_per_step: int = 1
     start_compressing_after_num_steps: int = 0
     orthogonalisation: str = "gram_schmidt"
-    p_codec: str = P_CODEC
+    factor_codec: str = FACTOR_CODEC
     device: torch.device | str | None = None
     error_feedback: bool = False
 
@@ -151,7 +151,8 @@ class PowerSGDPayload:
         )
         rest = [gradients[index] for index in self._rest]
         self.feedback = ErrorFeedback(rest) if options.error_feedback else None
-        self._p_codec = None if options.p_codec == "none" else made(options.p_codec).build()
+        codec = options.factor_codec
+        self._factor_codec = None if codec == "none" else made(codec).build()
         self._phases = phase_names(options.num_iters_per_step)
         self._dense_rounds = options.start_compressing_after_num_steps
         self._rounds = torch.zeros((), dtype=torch.int64)
@@ -166,8 +167,8 @@ class PowerSGDPayload:
         return self._phases if self._is_compressed(gathered) else (DENSE,)
 
     def codec(self, phase: str) -> CompressionBase | None:
-        """Return the codec of P; gradients, and the factors Q that become them, have none."""
-        return self._p_codec if phase.startswith("P") else None
+        """Return the codec of factors; gradients have none."""
+        return None if phase == DENSE else self._factor_codec
 
     def _is_compressed(self, gathered: Mapping[Any, Any]) -> bool:
         if not self._dense_rounds:
@@ -238,6 +239,7 @@ class PowerSGDPayload:
             averaged = await run(self.feedback.begin, small, weight)
         qs: Tensors = []
         owed: Tensors | None = None
+        rounds_factors = round_.plain and self._factor_codec is not None
         for phase in self._phases:
             if phase.startswith("P"):
                 if qs:
@@ -251,11 +253,15 @@ class PowerSGDPayload:
                 qs = await run(self.factors.backproject, ps)
                 sent = self.factors.unstacked(qs)
             last = phase == self._phases[-1]
+            exact = 0
             if last:
                 if self.feedback is not None:
                     owed = [torch.zeros_like(q) for q in sent] + self.feedback.owed
+                elif rounds_factors:
+                    owed = [torch.zeros_like(tensor) for tensor in sent + averaged]
+                exact = len(averaged) if rounds_factors else 0
                 sent += averaged
-            fraction = await round_.allreduce(phase, sent, owed)
+            fraction = await round_.allreduce(phase, sent, owed, exact)
             if fraction < 1 and not last:
                 raise AllreduceException(f"only {fraction:.1%} of phase {phase} was averaged")
         if not round_.auxiliary:

@@ -203,8 +203,10 @@ class RoundPipeline:
         began = time.monotonic()
         try:
             options.update(await self._division(group, min_vector_size))
-            allreduce = partial(self._allreduce, host, group, trace, options)
-            round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step)
+            # Members of hivemind cut tensors by the codec of the group.
+            plain = "shares" in options and type(options["compression"]) is NoCompression
+            allreduce = partial(self._allreduce, host, group, trace, options, plain)
+            round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step, plain)
             if trace.preparation is not None:
                 await trace.preparation.ended()
             async with self._locked(host) as tensors:
@@ -263,6 +265,7 @@ class RoundPipeline:
         group: GroupInfo,
         trace: StepTrace,
         options: dict[str, Any],
+        plain: bool,
         phase: str,
         tensors: Sequence[torch.Tensor],
         owed: Sequence[torch.Tensor] | None = None,
@@ -270,10 +273,8 @@ class RoundPipeline:
     ) -> float:
         """Average tensors in one phase; return the fraction of the averaging that happened."""
         key = allreduce_id(group.group_id, phase)
-        codec = self.payload.codec(phase)
-        # Members of hivemind cut tensors by the codec of the group.
-        replaces = "shares" in options and type(options["compression"]) is NoCompression
-        if codec is not None and replaces:
+        codec = self.payload.codec(phase) if plain else None
+        if codec is not None:
             options = {**options, "compression": codec}
         try:
             await host.run_allreduce(tensors, group, key, owed=owed, exact=exact, **options)

@@ -21,7 +21,7 @@ from functools import lru_cache
 from rayhive.compression.shares import Shares, worthwhile
 
 #: Version of this partition; members of a group with another version cannot use it.
-PARTITION_VERSION = 3
+PARTITION_VERSION = 4
 #: Largest part [bytes].
 LARGEST_PART = 2**19
 #: Bytes that take as long as the fixed work of one part. A share of S bytes in parts of p bytes

@@ -21,7 +21,7 @@ from rayhive.compression.codecs.base import Codec, made
 from rayhive.compression.fragments import split
 from rayhive.compression.partition import Price, partition
 from rayhive.compression.powersgd.shapes import (
-    P_CODEC,
+    FACTOR_CODEC,
     Shape,
     compressed_tensors,
     factor_rank,
@@ -89,7 +89,7 @@ def payload(
     powersgd_rank: int | None = None,
     min_compression_ratio: float | None = None,
     num_iters_per_step: int = 1,
-    p_codec: str = P_CODEC,
+    factor_codec: str = FACTOR_CODEC,
     peers: int = 1,
     rates: Sequence[float | None] | None = None,
     extras: Iterable[Shape] = (),
@@ -105,7 +105,7 @@ def payload(
         min_compression_ratio: Least fraction saved for a matrix to be factorised; None means
             hivemind's 0.5. Without a rank it has no effect.
         num_iters_per_step: Power iterations of the round.
-        p_codec: Codec of P if ``codec`` is ``none``.
+        factor_codec: Codec of factors if ``codec`` is ``none``.
         peers: Number of peers of the group. Tensors are cut where the share of another reducer
             begins, and each piece may cost a codec some bytes.
         rates: Rate of each peer's link, if links are unequal, in any unit and order.
@@ -116,27 +116,29 @@ def payload(
     """
     shapes = [tuple(shape) for shape in shapes]
     chosen = made(codec, top_k)
+    chosen.check_threshold(threshold)
     if powersgd_rank is not None:
         problems = option_problems(
             powersgd_rank,
             min_compression_ratio,
             num_iters_per_step=num_iters_per_step,
-            p_codec=p_codec,
+            factor_codec=factor_codec,
         )
         if problems:
             raise ConfigError(problems)
     compressed = compressed_tensors(shapes, powersgd_rank, min_compression_ratio)
     shares = reducer_shares([None] * peers if rates is None else rates)
-    *before, last = _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
     exact = tuple(math.prod(shape) for shape in extras)
-    of_p = made(p_codec) if codec == "none" else chosen
-    phases = tuple(
-        Phase(name, elements + more, _phase_bytes(elements, shares, by, threshold, more))
-        for name, elements, more in (*((*each, ()) for each in before), (*last, exact))
-        for by in (of_p if name.startswith("P") else chosen,)
-    )
+    phases = []
+    for name, factors, rest in _phases(shapes, powersgd_rank, compressed, num_iters_per_step):
+        more = exact if name in ("dense", phase_names(num_iters_per_step)[-1]) else ()
+        if codec == "none":
+            size = _phase_bytes(factors, shares, made(factor_codec), None, rest + more)
+        else:
+            size = _phase_bytes(factors + rest, shares, chosen, threshold, more)
+        phases.append(Phase(name, factors + rest + more, size))
     dense = ELEMENT_BYTES * (sum(math.prod(shape) for shape in shapes) + sum(exact))
-    return Payload(dense, phases, compressed, chosen.exact_size)
+    return Payload(dense, tuple(phases), compressed, chosen.exact_size)
 
 
 def configuration_payload(
@@ -261,15 +263,14 @@ def _phase_bytes(
 
 def _phases(
     shapes: Sequence[Shape], rank: int | None, compressed: tuple[int, ...], iterations: int
-) -> list[tuple[str, tuple[int, ...]]]:
-    """Return name and sizes of each all-reduce; the last includes tensors without factors."""
+) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Return name, sizes of factors and sizes of other tensors of each all-reduce."""
     if rank is None:
-        return [("dense", tuple(math.prod(shape) for shape in shapes))]
+        return [("dense", (), tuple(math.prod(shape) for shape in shapes))]
     factors = [(factor_rank(shapes[at], rank), matrix_dims(shapes[at])) for at in compressed]
     p = tuple(ours * rows for ours, (rows, _) in factors)
     q = tuple(ours * columns for ours, (_, columns) in factors)
     factorised = set(compressed)
     rest = tuple(math.prod(s) for i, s in enumerate(shapes) if i not in factorised)
-    phases = [(name, p if name.startswith("P") else q) for name in phase_names(iterations)]
-    last, sizes = phases.pop()
-    return [*phases, (last, sizes + rest)]
+    *before, last = phase_names(iterations)
+    return [*((name, p if name.startswith("P") else q, ()) for name in before), (last, q, rest)]

@@ -74,7 +74,8 @@ def play() -> dict[str, Any]:
             report["apart"] = apart(large(ours[0]), large(theirs[0]))
         averaged, owed = [], []
         # computed as on a GPU: by the trainer's process, for the averager's
-        options = {"prefix": "served", "p_codec": "none", **RANK}  # last bits would be rounded away
+        # without a codec, which would round the last bits
+        options = {"prefix": "served", "factor_codec": "none", **RANK}
         served = mock.patch.object(powersgd_payload, "Factors", ServedFactors)
         for how in (nullcontext(), served):
             with (

@@ -53,7 +53,8 @@ def test_bytes_of_a_round(model: str, ratio: float) -> None:
     assert sum(map(math.prod, shapes)) == parameters
     assert payload(shapes).bytes_per_transfer == dense
     for rank, expected in zip(RANKS, ranks, strict=True):
-        predicted = payload(shapes, powersgd_rank=rank, min_compression_ratio=ratio, p_codec="none")
+        options = {"powersgd_rank": rank, "min_compression_ratio": ratio}
+        predicted = payload(shapes, **options, factor_codec="none")
         assert predicted.bytes_per_transfer == expected
         assert predicted.dense_bytes == dense
         assert predicted.exact
@@ -70,6 +71,6 @@ def test_published_megabytes_and_factors(model: str) -> None:
 
     assert mebibytes(payload(shapes).bytes_per_transfer, 0) == sgd
     for rank, printed, factor in zip(RANKS, ranks, factors, strict=True):
-        predicted = payload(shapes, powersgd_rank=rank, p_codec="none")
+        predicted = payload(shapes, powersgd_rank=rank, factor_codec="none")
         assert mebibytes(predicted.bytes_per_transfer, 2) == printed
         assert round(predicted.ratio) == factor

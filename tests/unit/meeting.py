@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from hivemind.compression import CompressionBase
+from hivemind.compression import CompressionBase, NoCompression
 from hivemind.p2p import PeerID, ServicerBase
 
 from rayhive.averaging.allreduce import MeasuredAllReduce
@@ -27,7 +27,7 @@ class Meeting:
 
     Args:
         weights: Weight of each member, by name.
-        codec: Codec of the group.
+        codec: Codec of the group; without compression, the policies' own codecs are used.
         absent: Members that were lost when the group began.
         rates: Rate of each member's link, or None; equal ones by default.
 
@@ -43,6 +43,7 @@ class Meeting:
         rates: Sequence[float | None] = (),
     ) -> None:
         self.weights, self._codec = dict(weights), codec
+        self.plain = type(codec) is NoCompression
         self.sent_bytes = 0
         self._shares = reducer_shares(rates or [None] * len(weights))
         self._ids = {name: PeerID(name.encode()) for name in weights}
@@ -60,6 +61,7 @@ class Meeting:
         tensors: Sequence[torch.Tensor],
         owed: Sequence[torch.Tensor] | None = None,
         exact: int = 0,
+        codec: CompressionBase | None = None,
     ) -> float:
         """Average in place; return the fraction."""
         meeting, own = self, self._ids[name]
@@ -83,7 +85,7 @@ class Meeting:
             ordered_peer_ids=tuple(self._ids.values()),
             peer_fractions=tuple(map(float, self._shares)),
             shares=self._shares,
-            compression=self._codec,
+            compression=codec or self._codec,
             weight=self.weights[name],
             absent=self._absent,
             owed=owed,
@@ -112,12 +114,13 @@ async def take_part(
     """
 
     async def allreduce(phase: str, tensors: Any, owed: Any = None, exact: int = 0) -> float:
-        fraction = await meeting.allreduce(name, phase, tensors, owed, exact)
+        codec = policy.codec(phase) if meeting.plain else None
+        fraction = await meeting.allreduce(name, phase, tensors, owed, exact, codec)
         if options.get("fails") == phase:
             raise RuntimeError("the network is gone")
         return fraction
 
     members = dict.fromkeys(meeting.weights)
     weight, step = meeting.weights[name], options.get("step")
-    round_ = GroupRound(allreduce, members, weight=weight, step=step)
+    round_ = GroupRound(allreduce, members, weight=weight, step=step, plain=meeting.plain)
     await asyncio.wait_for(policy.average(gradients, round_), options.get("limit", LIMIT))

@@ -113,7 +113,9 @@ class InMemory:
     ) -> None:
         """Do one round as peer ``number`` of a room."""
 
-        async def allreduce(phase: str, tensors: Sequence[torch.Tensor], owed: Any = None) -> float:
+        async def allreduce(
+            phase: str, tensors: Sequence[torch.Tensor], owed: Any = None, exact: int = 0
+        ) -> float:
             return await room.allreduce(number, phase, tensors)
 
         members = dict.fromkeys(range(room.size), gathered)

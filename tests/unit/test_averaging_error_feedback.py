@@ -29,7 +29,7 @@ from tests.unit.meeting import LIMIT, Meeting, take_part
 #: Large enough for several reducers of 8-bit parts.
 SHAPES = [(90, 60), (7,), (50, 90), (), (0,)]
 RANK = {"rank": 30, "min_compression_ratio": 0.0}
-PHASES = {"dense": ("dense",), "powersgd": ("P", "Q")}
+PHASES = {"dense": ("dense",), "powersgd": ("P", "Q"), "factors": ("P", "Q")}
 LOW = ("blockwise4", "blockwise2", "sign", "topk")
 LOSSY = ("float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive", *LOW)
 
@@ -83,8 +83,8 @@ class Peer:
         self.gradients = [torch.zeros(shape, dtype=self.dtype) for shape in SHAPES]
         if self.kind == "dense":
             self.policy = FeedbackPayload(self.gradients)
-        elif self.kind == "powersgd":
-            options = PowerSGDOptions(**RANK, error_feedback=True)
+        else:  # "factors" has a codec for the factors only
+            options = PowerSGDOptions(**RANK, error_feedback=self.kind == "powersgd")
             cpu = torch.device("cpu")
             self.policy = PowerSGDPayload(self.gradients, options, seed="test", device=cpu)
 
@@ -100,8 +100,12 @@ class Peer:
             return [each.double() for each in self.policy.feedback.debt]
         factors = self.policy.factors
         found = dict(zip(self.policy.compressed, factors.debt, strict=True))
-        rest = iter(self.policy.feedback.debt)
-        return [(found[at] if at in found else next(rest)).double() for at in range(len(SHAPES))]
+        rest = iter(self.policy.feedback.debt if self.kind == "powersgd" else ())
+        debts = (found.get(at) for at in range(len(SHAPES)))
+        return [
+            (next(rest, torch.zeros_like(gradient)) if debt is None else debt).double()
+            for debt, gradient in zip(debts, self.gradients, strict=True)
+        ]
 
     def state(self) -> list[torch.Tensor]:
         return [each.clone() for each in (*self.debt(), *self.gradients)]
@@ -161,7 +165,7 @@ async def play(kind: str, how: str, rounds: list[dict[str, Any]], seed: int) -> 
         for name in weights.keys() - swarm.keys():  # joined, with the Q of the group
             swarm[name] = Peer(kind)
             for source in list(swarm.values())[:1]:
-                if kind == "powersgd":
+                if kind != "dense":
                     swarm[name].policy.restore(*source.policy.snapshot())
         own = {name: swarm[name].give(seed + 7 * number + at) for at, name in enumerate(weights)}
         own = {
@@ -177,9 +181,7 @@ async def play(kind: str, how: str, rounds: list[dict[str, Any]], seed: int) -> 
                 for was, now in zip(before[name], peer.state(), strict=True):
                     assert torch.equal(was, now)
         absent = {f"peer {round_['absent']}"} & weights.keys()
-        if (
-            kind == "powersgd" or absent == weights.keys()
-        ):  # PowerSGD may fail for some of them only
+        if kind != "dense" or absent == weights.keys():  # PowerSGD may fail for some of them only
             absent = set()
         before = {name: peer.state() for name, peer in swarm.items()}
         debts = {name: peer.debt() for name, peer in swarm.items()}
@@ -212,10 +214,10 @@ rounds = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("kind", ["dense", "powersgd"])
+@pytest.mark.parametrize("kind", ["dense", "powersgd", "factors"])
 @settings(max_examples=25, deadline=None)
 @given(
-    how=st.sampled_from([*LOSSY, "signs"]),
+    how=st.sampled_from([*LOSSY, "signs", "none"]),
     played=st.lists(rounds, min_size=1, max_size=4),
     seed=st.integers(0, 2**31),
 )
@@ -223,17 +225,18 @@ def test_what_was_applied_and_what_is_owed_add_up(
     kind: str, how: str, played: list[dict[str, Any]], seed: int
 ) -> None:
     """Over unequal and changing weights, joins, deaths, lost peers, and failed rounds."""
-    asyncio.run(play(kind, how, played, seed))
+    asyncio.run(play(kind, "none" if kind == "factors" else how, played, seed))
 
 
-@pytest.mark.parametrize("kind", ["dense", "powersgd"])
+@pytest.mark.parametrize("kind", ["dense", "powersgd", "factors"])
 def test_all_peers_owe_something(kind: str) -> None:
     """Otherwise the property above would hold trivially."""
     names = {"a": 3.0, "b": 5.0, "c": 0.0}
     peers = {name: Peer(kind) for name in names}
     for seed, peer in enumerate(peers.values()):
         peer.give(seed)
-    assert all(asyncio.run(average(peers, names, "uniform8")).values())
+    how = "none" if kind == "factors" else "uniform8"
+    assert all(asyncio.run(average(peers, names, how)).values())
     owed = {name: sum(float(each.norm()) for each in p.debt()[:3]) for name, p in peers.items()}
     assert min(owed["a"], owed["b"]) > 0.1
     assert (owed["c"] > 0.1) == (kind == "dense"), "without samples, as a reducer"

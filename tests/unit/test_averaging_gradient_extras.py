@@ -114,7 +114,6 @@ def test_no_codec_touches_extra_tensors(name: str, rank: bool, feedback: bool) -
         threshold=THRESHOLD if name == "size_adaptive" else None,
         powersgd_rank=2 if rank else None,
         min_compression_ratio=0.3 if rank else None,
-        p_codec="none",  # a meeting has one codec for all phases
         peers=len(WEIGHTS),
         extras=EXTRAS,
     )

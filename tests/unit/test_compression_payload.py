@@ -115,20 +115,20 @@ def test_the_parts_of_an_all_reduce_have_the_predicted_bytes(
     assert predicted.bytes_per_transfer == sum(asyncio.run(sizes()))
 
 
-@given(shapes=models, rank=ranks, ratio=ratios, p_codec=st.sampled_from(["none", "float16"]))
+@given(shapes=models, rank=ranks, ratio=ratios, factor_codec=st.sampled_from(["none", "float16"]))
 def test_powersgd_bytes_follow_the_formula(
-    shapes: list[tuple[int, ...]], rank: int | None, ratio: float | None, p_codec: str
+    shapes: list[tuple[int, ...]], rank: int | None, ratio: float | None, factor_codec: str
 ) -> None:
-    """4 [sum of min(r, n, m)(n + m) over compressed matrices + the rest]; half of it for P."""
+    """4 [sum of min(r, n, m)(n + m) over compressed matrices + the rest], or 2 for factors."""
     options = {"powersgd_rank": rank, "min_compression_ratio": ratio}
-    predicted = payload(shapes, **options, p_codec=p_codec)
+    predicted = payload(shapes, **options, factor_codec=factor_codec)
     expected = 0
-    size = 4 if p_codec == "none" else 2
+    size = 4 if factor_codec == "none" else 2
     for index, shape in enumerate(shapes):
         if index in predicted.compressed:
             assert rank is not None
             n, m = matrix_dims(shape)
-            expected += min(rank, n, m) * (size * n + 4 * m)
+            expected += min(rank, n, m) * size * (n + m)
         else:
             expected += 4 * math.prod(shape)
     assert predicted.bytes_per_transfer == expected
@@ -137,9 +137,9 @@ def test_powersgd_bytes_follow_the_formula(
     assert [phase.name for phase in predicted.phases] == (["dense"] if rank is None else ["P", "Q"])
     scales = (
         payload(shapes, **options).bytes_per_transfer
-        - payload(shapes, **options, p_codec="float16").bytes_per_transfer
+        - payload(shapes, **options, factor_codec="float16").bytes_per_transfer
     )
-    assert scales == 8 * len(predicted.compressed), "one mean and one deviation for each P"
+    assert scales == 2 * 8 * len(predicted.compressed), "mean and deviation of each factor"
 
 
 def test_the_share_of_a_peer_is_exact() -> None:

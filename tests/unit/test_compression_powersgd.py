@@ -38,7 +38,7 @@ class Breakable:
         self.codec_of: Callable[[str], Any] = lambda phase: None
 
     async def __call__(
-        self, phase: str, tensors: Sequence[torch.Tensor], owed: Any = None
+        self, phase: str, tensors: Sequence[torch.Tensor], owed: Any = None, exact: int = 0
     ) -> float:
         if self.breaks and phase == self.breaks[0]:
             self.breaks.pop(0)

@@ -243,7 +243,7 @@ def test_ranks_are_clipped_to_the_smaller_side() -> None:
 def test_the_prediction_knows_iterations_and_dense_rounds(iterations: int) -> None:
     options = {"num_iters_per_step": iterations, "start_compressing_after_num_steps": 2}
     ranks = {"powersgd_rank": 2, "min_compression_ratio": 0.2, "num_iters_per_step": iterations}
-    low_rank = payload(SHAPES, **ranks, p_codec="none")
+    low_rank = payload(SHAPES, **ranks, factor_codec="none")
     group = peers(2, SHAPES, **options, **RANK)
     for number in (2, 3):
         for averager in group:
@@ -262,7 +262,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         "num_iters_per_step": MAX_ITERATIONS + 1,
         "start_compressing_after_num_steps": -1,
         "orthogonalisation": "gram_shmidt",
-        "p_codec": "float_16",
+        "factor_codec": "float_16",
         "device": "gpu",
     }
     with pytest.raises(ConfigError) as caught:
@@ -270,7 +270,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
     problems = {problem.key: problem for problem in caught.value.problems}
     assert set(problems) == {"powersgd_rank", *wrong} - {"averager_rank"}
     assert problems["orthogonalisation"].nearest == "gram_schmidt"
-    assert problems["p_codec"].nearest == "float16"
+    assert problems["factor_codec"].nearest == "float16"
     with pytest.raises(ConfigError, match="num_iters_per_step"):
         payload(SHAPES, powersgd_rank=1, num_iters_per_step=0)
 

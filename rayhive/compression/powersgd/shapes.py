@@ -19,9 +19,10 @@ from rayhive.spec.axes.min_compression_ratio import MinCompressionRatio
 DEFAULT_MIN_COMPRESSION_RATIO: float = MinCompressionRatio.default
 #: Most power iterations of a round; each costs two all-reduces.
 MAX_ITERATIONS = 8
-#: Codec of P in a group without a codec. P spans a space, and any P that all peers share will do.
-P_CODEC = "scaled_float16"
-P_CODECS = ("none", "float16", P_CODEC)
+#: Codec of factors in a group without a codec. Any P will do that all peers share, and errors of Q
+#: are fed back.
+FACTOR_CODEC = "scaled_float16"
+FACTOR_CODECS = ("none", "float16", FACTOR_CODEC)
 #: Ways to make the columns of P orthonormal, see :mod:`rayhive.compression.powersgd.kernels`.
 ORTHOGONALISATIONS = ("gram_schmidt", "qr")
 
@@ -81,7 +82,7 @@ def option_problems(
     num_iters_per_step: Any = 1,
     start_compressing_after_num_steps: Any = 0,
     orthogonalisation: Any = ORTHOGONALISATIONS[0],
-    p_codec: Any = P_CODEC,
+    factor_codec: Any = FACTOR_CODEC,
 ) -> list[Problem]:
     """Return every mistake in PowerSGD's options; an absent ratio is the default."""
     ratio = _ratio(min_compression_ratio)
@@ -98,8 +99,8 @@ def option_problems(
         problems.append(Problem(key, start_compressing_after_num_steps, allowed))
     if orthogonalisation not in ORTHOGONALISATIONS:
         problems.append(unknown("orthogonalisation", orthogonalisation, ORTHOGONALISATIONS))
-    if p_codec not in P_CODECS:
-        problems.append(unknown("p_codec", p_codec, P_CODECS))
+    if factor_codec not in FACTOR_CODECS:
+        problems.append(unknown("factor_codec", factor_codec, FACTOR_CODECS))
     return problems
 
 
