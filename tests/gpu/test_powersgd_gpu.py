@@ -98,7 +98,8 @@ def play(device: str) -> dict[str, Any]:
     found: list[list[torch.Tensor]] = []
     with scenes.swarm(2) as dhts:
         for where in (device, "cpu"):
-            options = {"prefix": "gpu", "device": where, **RANK}
+            # without a codec, which would round the last bits
+            options = {"prefix": "gpu", "device": where, "factor_codec": "none", **RANK}
             with scenes.averagers(dhts, RayhivePowerSGDAverager, **options) as group:
                 results = [scenes.one_round(group) for _ in range(3)]
                 report.setdefault("sizes", [len(r) for round_ in results for r in round_])
