@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from rayhive.averaging.allreduce_groups import DENSE
-from rayhive.averaging.payload_policy import GroupRound, counted, given_up
+from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy, counted, given_up
 from rayhive.averaging.policy_thread import PolicyThread
 
 Tensors = list[torch.Tensor]
@@ -101,7 +101,7 @@ class ErrorFeedback:
         self._debt, self.owed = self.owed, self._debt
 
 
-class FeedbackPayload:
+class FeedbackPayload(PayloadPolicy):
     """Policy that averages gradients with error feedback.
 
     A round is a transaction: gradients and debt change at its end or not at all, and a round whose
@@ -123,14 +123,6 @@ class FeedbackPayload:
         """Return the one phase of a dense round."""
         return (DENSE,)
 
-    def codec(self, phase: str) -> None:
-        """Return None: there are errors only if the group has a codec."""
-
-    async def prepare(
-        self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
-    ) -> None:
-        """Do nothing: to add the debts takes a moment."""
-
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace gradients by their average, which pays the debts; on failure change nothing."""
         await self.undo_given_up(round_.step)
@@ -145,6 +137,3 @@ class FeedbackPayload:
         step, self._last_step = self._last_step, None
         if given_up(step, current):
             self.feedback.undo()
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""

@@ -12,14 +12,13 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
-from hivemind.compression import CompressionBase
 
 from rayhive.averaging.matchmaking import round_in
 from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy
 from rayhive.compression.fragments import split
 
 
-class FragmentedPayload:
+class FragmentedPayload(PayloadPolicy):
     """Policy that averages one fragment in a round, with a policy of its own.
 
     The other tensors stay as they are.
@@ -43,15 +42,6 @@ class FragmentedPayload:
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
         """Return the phases of the fragment's policy."""
         return self._policies[self._fragment(gathered)].phases(gathered)
-
-    def codec(self, phase: str) -> CompressionBase | None:
-        """Return the codec of the policies, which are all alike."""
-        return self._policies[0].codec(phase)
-
-    async def prepare(
-        self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
-    ) -> None:
-        """Do nothing: the group tells which fragment is averaged."""
 
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace the tensors of the round's fragment by their averages."""

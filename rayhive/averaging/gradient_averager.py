@@ -230,10 +230,7 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
                 torch.cuda.current_stream(accumulators[0].device).synchronize()
             else:
                 for gradient, accumulator in zip(averaged, accumulators, strict=True):
-                    if gradient.dtype == accumulator.dtype:  # one pass over the memory
-                        torch.mul(accumulator, scale, out=gradient)
-                    else:
-                        gradient.copy_(accumulator).mul_(scale)
+                    torch.mul(accumulator.to(gradient.dtype), scale, out=gradient)
             self.extras.load()
 
     def take_extras(self) -> None:

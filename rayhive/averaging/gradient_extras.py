@@ -88,7 +88,7 @@ class GradientExtras:
             tensor.copy_(torch.where(found.isfinite(), found, average))
 
 
-class WithExtras:
+class WithExtras(PayloadPolicy):
     """Policy that averages extra tensors in the last all-reduce of another policy's round.
 
     Args:
@@ -103,10 +103,6 @@ class WithExtras:
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
         """Return the phases of the policy."""
         return self._policy.phases(gathered)
-
-    def codec(self, phase: str) -> CompressionBase | None:
-        """Return the codec of the policy; extra tensors travel as they are."""
-        return self._policy.codec(phase)
 
     async def prepare(
         self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
@@ -125,12 +121,13 @@ class WithExtras:
             tensors: Sequence[torch.Tensor],
             owed: Sequence[torch.Tensor] | None = None,
             exact: int = 0,
+            codec: CompressionBase | None = None,
         ) -> Awaitable[float]:
             if phase != last:
-                return round_.allreduce(phase, tensors, owed, exact)
+                return round_.allreduce(phase, tensors, owed, exact, codec)
             if owed is not None:
                 owed = [*owed, *map(torch.zeros_like, averaged)]
-            return round_.allreduce(phase, [*tensors, *averaged], owed, exact + self._extras)
+            return round_.allreduce(phase, [*tensors, *averaged], owed, exact + self._extras, codec)
 
         await self._policy.average(tensors[:first], replace(round_, allreduce=allreduce))
         if not round_.auxiliary:

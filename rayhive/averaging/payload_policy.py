@@ -30,6 +30,8 @@ class AllReduce(Protocol):
         owed: Tensors of the same shapes to which the errors of this peer's encodings are added, as
             sums over samples (:mod:`rayhive.averaging.error_feedback`); None drops the errors.
         exact: Number of the last tensors, which no codec encodes.
+        codec: Codec in place of that of the group; only in a plain group, see
+            :class:`GroupRound`.
     """
 
     def __call__(
@@ -38,6 +40,7 @@ class AllReduce(Protocol):
         tensors: Sequence[torch.Tensor],
         owed: Sequence[torch.Tensor] | None = None,
         exact: int = 0,
+        codec: CompressionBase | None = None,
     ) -> Awaitable[float]:
         """Run the all-reduce."""
 
@@ -53,7 +56,7 @@ class GroupRound:
         auxiliary: Whether this peer only reduces for others and keeps its tensors.
         step: The step that the round belongs to; its state says whether the result reached the
             trainer. None outside a step.
-        plain: Whether the group has no codec, and may use those of the policy.
+        plain: Whether the group has no codec, and the policy may choose one.
     """
 
     allreduce: AllReduce
@@ -92,19 +95,17 @@ class PayloadPolicy(Protocol):
                 phases, so that all members agree.
         """
 
-    def codec(self, phase: str) -> CompressionBase | None:
-        """Return the codec of a phase in a plain group, see :class:`GroupRound`, or None."""
-
     async def prepare(
         self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
     ) -> None:
-        """Compute what a round needs before its group is known.
+        """Compute what a round needs before its group is known; by default nothing.
 
         Args:
             tensors: As in :meth:`average`, and locked as there.
             weight: Weight of the step.
             step: The step; its round may not come, or have another weight.
         """
+        return None
 
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace tensors by the averages of the group.
@@ -115,10 +116,11 @@ class PayloadPolicy(Protocol):
         """
 
     def close(self) -> None:
-        """Release threads and pipes; called once in the trainer's process at shutdown."""
+        """Release threads and pipes, if any; called once in the trainer's process at shutdown."""
+        return None
 
 
-class DensePayload:
+class DensePayload(PayloadPolicy):
     """Policy that averages the tensors themselves, in place.
 
     An attempt that fails half-way leaves the averages that had arrived by then. A retry averages
@@ -129,17 +131,6 @@ class DensePayload:
         """Return the one phase of a dense round."""
         return (DENSE,)
 
-    def codec(self, phase: str) -> None:
-        """Return None: tensors without a codec travel as they are."""
-
-    async def prepare(
-        self, tensors: Sequence[torch.Tensor], weight: float, step: Future[Any]
-    ) -> None:
-        """Do nothing: tensors enter a round as they are."""
-
     async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Average the tensors in one all-reduce."""
         await round_.allreduce(DENSE, tensors)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""

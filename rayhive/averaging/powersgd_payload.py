@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException
-from hivemind.compression import CompressionBase
 
 from rayhive.averaging.allreduce_groups import DENSE
 from rayhive.averaging.error_feedback import ErrorFeedback
 from rayhive.averaging.matchmaking import round_in
-from rayhive.averaging.payload_policy import GroupRound, counted, given_up
+from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy, counted, given_up
 from rayhive.averaging.policy_thread import PolicyThread
 from rayhive.compression.codecs.base import made
 from rayhive.compression.powersgd.factors import Factors, Tensors
@@ -93,7 +92,7 @@ class _Prepared(NamedTuple):
     ps: Tensors
 
 
-class PowerSGDPayload:
+class PowerSGDPayload(PayloadPolicy):
     """Policy that averages large gradients as low-rank factors P and Q.
 
     It follows hivemind's PowerSGD, with these differences:
@@ -166,10 +165,6 @@ class PowerSGDPayload:
         """Return the phases of a round: P and Q per iteration, or the dense one at first."""
         return self._phases if self._is_compressed(gathered) else (DENSE,)
 
-    def codec(self, phase: str) -> CompressionBase | None:
-        """Return the codec of factors; gradients have none."""
-        return None if phase == DENSE else self._factor_codec
-
     def _is_compressed(self, gathered: Mapping[Any, Any]) -> bool:
         if not self._dense_rounds:
             return True
@@ -239,7 +234,7 @@ class PowerSGDPayload:
             averaged = await run(self.feedback.begin, small, weight)
         qs: Tensors = []
         owed: Tensors | None = None
-        rounds_factors = round_.plain and self._factor_codec is not None
+        codec = self._factor_codec if round_.plain else None
         for phase in self._phases:
             if phase.startswith("P"):
                 if qs:
@@ -257,11 +252,11 @@ class PowerSGDPayload:
             if last:
                 if self.feedback is not None:
                     owed = [torch.zeros_like(q) for q in sent] + self.feedback.owed
-                elif rounds_factors:
+                elif codec is not None:
                     owed = [torch.zeros_like(tensor) for tensor in sent + averaged]
-                exact = len(averaged) if rounds_factors else 0
+                exact = 0 if codec is None else len(averaged)
                 sent += averaged
-            fraction = await round_.allreduce(phase, sent, owed, exact)
+            fraction = await round_.allreduce(phase, sent, owed, exact, codec)
             if fraction < 1 and not last:
                 raise AllreduceException(f"only {fraction:.1%} of phase {phase} was averaged")
         if not round_.auxiliary:

@@ -15,7 +15,7 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.averaging.matchmaking import MatchmakingException
-from hivemind.compression import NoCompression
+from hivemind.compression import CompressionBase, NoCompression
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import enter_asynchronously
@@ -203,9 +203,9 @@ class RoundPipeline:
         began = time.monotonic()
         try:
             options.update(await self._division(group, min_vector_size))
+            allreduce = partial(self._allreduce, host, group, trace, options)
             # Members of hivemind cut tensors by the codec of the group.
             plain = "shares" in options and type(options["compression"]) is NoCompression
-            allreduce = partial(self._allreduce, host, group, trace, options, plain)
             round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step, plain)
             if trace.preparation is not None:
                 await trace.preparation.ended()
@@ -265,15 +265,14 @@ class RoundPipeline:
         group: GroupInfo,
         trace: StepTrace,
         options: dict[str, Any],
-        plain: bool,
         phase: str,
         tensors: Sequence[torch.Tensor],
         owed: Sequence[torch.Tensor] | None = None,
         exact: int = 0,
+        codec: CompressionBase | None = None,
     ) -> float:
         """Average tensors in one phase; return the fraction of the averaging that happened."""
         key = allreduce_id(group.group_id, phase)
-        codec = self.payload.codec(phase) if plain else None
         if codec is not None:
             options = {**options, "compression": codec}
         try:

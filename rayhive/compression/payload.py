@@ -129,9 +129,10 @@ def payload(
     compressed = compressed_tensors(shapes, powersgd_rank, min_compression_ratio)
     shares = reducer_shares([None] * peers if rates is None else rates)
     exact = tuple(math.prod(shape) for shape in extras)
+    planned = _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
+    along = [()] * (len(planned) - 1) + [exact]  # with the last phase
     phases = []
-    for name, factors, rest in _phases(shapes, powersgd_rank, compressed, num_iters_per_step):
-        more = exact if name in ("dense", phase_names(num_iters_per_step)[-1]) else ()
+    for (name, factors, rest), more in zip(planned, along, strict=True):
         if codec == "none":
             size = _phase_bytes(factors, shares, made(factor_codec), None, rest + more)
         else:

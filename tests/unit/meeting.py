@@ -113,8 +113,9 @@ async def take_part(
             time of the round [s].
     """
 
-    async def allreduce(phase: str, tensors: Any, owed: Any = None, exact: int = 0) -> float:
-        codec = policy.codec(phase) if meeting.plain else None
+    async def allreduce(
+        phase: str, tensors: Any, owed: Any = None, exact: int = 0, codec: Any = None
+    ) -> float:
         fraction = await meeting.allreduce(name, phase, tensors, owed, exact, codec)
         if options.get("fails") == phase:
             raise RuntimeError("the network is gone")

@@ -113,9 +113,7 @@ class InMemory:
     ) -> None:
         """Do one round as peer ``number`` of a room."""
 
-        async def allreduce(
-            phase: str, tensors: Sequence[torch.Tensor], owed: Any = None, exact: int = 0
-        ) -> float:
+        async def allreduce(phase: str, tensors: Sequence[torch.Tensor], *_: Any) -> float:
             return await room.allreduce(number, phase, tensors)
 
         members = dict.fromkeys(range(room.size), gathered)
