@@ -23,7 +23,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -114,31 +115,37 @@ class Garbage:
             assert self._gone.acquire(timeout=10), "a process does not answer"
 
 
-def size(garbage: Garbage) -> tuple[int, set[str]]:
-    """Return the memory [bytes] and the descriptors of this peer's processes."""
+def size(garbage: Garbage) -> tuple[int, Counter[str]]:
+    """Return the memory [bytes] and the numbers of descriptors of this peer's processes."""
     own = psutil.Process()
     tree = [own, *(p for p in own.children(recursive=True) if "python" in p.name())]
     garbage.drop(tree)
     memory = sum(process.memory_full_info().uss for process in tree)
-    return memory, {name for process in tree for name in descriptors(process.pid)}
+    return memory, Counter(name for process in tree for name in descriptors(process.pid))
 
 
 def descriptors(pid: int) -> Iterator[str]:
-    """Yield a text for each descriptor of a process, such as ``socket:[123] of PID, NUMBER``."""
+    """Yield a text for each descriptor of a process: ``pipe of PID``, ``socket:[123] of PID``.
+
+    Pipes have no number: the process of the DHT holds one of the last request, which is that of
+    whichever process of the peer made it.
+    """
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            yield f"{os.readlink(entry)} of {pid}, {entry.name}"
+            file = os.readlink(entry)
+            yield f"{'pipe' if file.startswith('pipe:') else file} of {pid}"
 
 
-def standing(sizes: Iterable[tuple[int, set[str]]]) -> tuple[int, Counter[str]]:
+def standing(sizes: Iterable[tuple[int, Counter[str]]]) -> tuple[int, Counter[str]]:
     """Return the least memory of several samples, and the descriptors open in all, by kind.
 
     Streams and full buffers are temporary; leaks are in every sample.
     """
     memory, names = zip(*sizes, strict=True)
-    return min(memory), Counter(
-        name.partition(" of ")[0].partition(":[")[0] for name in set.intersection(*names)
-    )
+    kinds: Counter[str] = Counter()
+    for name, count in reduce(and_, names).items():
+        kinds[name.partition(" of ")[0].partition(":[")[0]] += count
+    return min(memory), kinds
 
 
 def growth_of(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
@@ -182,8 +189,8 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(index)
     began, last = time.perf_counter(), settings["rounds"]
     settled = int(SETTLED * last)
-    early: dict[int, tuple[int, set[str]]] = {}
-    late: dict[int, tuple[int, set[str]]] = {}
+    early: dict[int, tuple[int, Counter[str]]] = {}
+    late: dict[int, tuple[int, Counter[str]]] = {}
     while (round_ := optimizer.local_epoch) < last:
         for sizes, begin in ((early, settled), (late, last - SIZED)):
             if begin <= round_ < begin + SIZED and round_ not in sizes:

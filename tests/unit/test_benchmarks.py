@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import os
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import run_all
+from benchmarks import run_all, soak
 from benchmarks.claims import Claim, Verdict, parse_claims, parse_skip, print_fact
 from benchmarks.run_all import Outcome, render, scripts, table
 from benchmarks.runs import ratio_of_runs, ratio_of_turns
@@ -146,3 +148,25 @@ def test_a_ratio_of_turns_weighs_every_second_and_covers_the_truth() -> None:
     ratio, low, high = ratio_of_turns(1.5 * load, load * generator.normal(1, 0.05, 60))
     assert low < 1.5 < high and low < ratio < high
     assert high - low < 0.1
+
+
+def _descriptors() -> tuple[int, Counter[str]]:
+    return 0, Counter(soak.descriptors(os.getpid()))
+
+
+def test_the_soak_counts_one_pipe_after_another_once_and_sees_a_leak() -> None:
+    read, write = os.pipe()
+    other = os.pipe()
+    before = [_descriptors()]
+    for number in (read, write):
+        os.close(number)
+    read, write = os.pipe()
+    before.append(_descriptors())
+    after = [_descriptors()]
+    leak = os.dup(write)
+    leaking = [_descriptors()]
+    for number in (*other, read, write, leak):
+        os.close(number)
+
+    assert soak.growth_of(soak.standing(before)[1], soak.standing(after)[1]) == {}
+    assert soak.growth_of(soak.standing(before)[1], soak.standing(leaking)[1]) == {"pipe": 1}
