@@ -1,7 +1,8 @@
 """Run the benchmarks one after the other and write the results to ``benchmarks/RESULTS.md``.
 
 Usage: ``python benchmarks/run_all.py [NAME ...]``, with names of scripts without ``.py``. With
-names, only these scripts run, and the file is written only with ``--output``.
+names, only these scripts run, and the file is written only with ``--output``, or with ``--update``,
+which replaces their results and keeps the others.
 
 A benchmark is a runnable script in this folder; :mod:`benchmarks.claims` defines its last lines.
 The exit code is 1 if a script failed, took too long or ended without a claim. A claim that is not
@@ -21,13 +22,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-from benchmarks.claims import Verdict, parse_claims, parse_skip
+from benchmarks.results_file import Outcome, render, table, updated
 from benchmarks.swarm import ROOT, conditions, end_on_sigterm
 
 FOLDER = Path(__file__).resolve().parent
@@ -36,42 +36,6 @@ RESULTS = FOLDER / "RESULTS.md"
 LIMIT_S = 1800.0
 #: Time for a script to clean up after its time limit [s].
 GRACE = 15.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of one script.
-
-    Args:
-        name: Name of the script without ``.py``.
-        output: Its output.
-        failure: Reason of its failure; empty if it did not fail.
-        seconds: Duration [s].
-        load: Mean number of runnable processes in the minute before it.
-    """
-
-    name: str
-    output: str
-    failure: str
-    seconds: float
-    load: float
-
-    @property
-    def claims(self) -> list[Verdict]:
-        """Claims in the output."""
-        return parse_claims(self.output.splitlines())
-
-    @property
-    def skipped(self) -> str | None:
-        """Reason why it skipped this machine; None if it measured."""
-        return parse_skip(self.output.splitlines())
-
-    @property
-    def problem(self) -> str:
-        """Reason why it counts as failed; empty if it does not."""
-        if not (self.failure or self.claims or self.skipped):
-            return "it ended without a claim"
-        return self.failure
 
 
 def scripts(folder: Path = FOLDER) -> list[str]:
@@ -142,52 +106,6 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, str]]:
-    for outcome in outcomes:
-        for claim in outcome.claims:
-            held = "yes" if claim.held else "**no**"
-            yield outcome.name, claim.promise, claim.measurement or "–", held
-        if outcome.problem:
-            yield outcome.name, f"**failed**: {outcome.problem}", "–", "–"
-        elif outcome.skipped:
-            yield outcome.name, f"skipped: {outcome.skipped}", "–", "–"
-
-
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Return the summary as a Markdown table."""
-    lines = ["| script | claim | measured | held |", "|---|---|---|---|"]
-    for row in _rows(outcomes):
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
-    return "\n".join(lines)
-
-
-def render(outcomes: Sequence[Outcome], now: datetime.datetime, machine: str) -> str:
-    """Return the content of ``RESULTS.md``.
-
-    Args:
-        outcomes: Outcomes in the order of the runs.
-        now: Start of the first run.
-        machine: Description of the machine on one line.
-    """
-    sections = [
-        f"## {outcome.name}\n\n"
-        f"{outcome.seconds:.0f} s, load {outcome.load:.2f} before it began\n\n"
-        f"```\n{outcome.output.strip()}\n```\n"
-        for outcome in outcomes
-    ]
-    return "\n".join(
-        [
-            "# Results of the benchmarks",
-            "",
-            f"Written by `make bench`. {now:%Y-%m-%d %H:%M} {now.tzname()}; {machine}",
-            "",
-            table(outcomes),
-            "",
-            *sections,
-        ]
-    )
-
-
 def _machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     model = _processor()
@@ -220,6 +138,9 @@ def main() -> int:
         "--limit", type=float, help="time limit of each script [s]; default: its LIMIT_S, or 1800"
     )
     parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name} if all run")
+    parser.add_argument(
+        "--update", action="store_true", help="replace the results of NAME, and keep the others"
+    )
     arguments = parser.parse_args()
     names = _choose(parser, arguments.names)
     end_on_sigterm()
@@ -230,8 +151,12 @@ def main() -> int:
         outcomes.append(run(name, limit_of(name) if arguments.limit is None else arguments.limit))
         print(flush=True)
     print(table(outcomes))
-    output = arguments.output or (None if arguments.names else RESULTS)
-    if output is not None:
+    output = arguments.output
+    if output is None and (arguments.update or not arguments.names):
+        output = RESULTS
+    if output is not None and arguments.update:
+        output.write_text(updated(output.read_text(), outcomes, now))
+    elif output is not None:
         output.write_text(render(outcomes, now, _machine()))
     claims = [claim for outcome in outcomes for claim in outcome.claims]
     failed = [outcome.name for outcome in outcomes if outcome.problem]

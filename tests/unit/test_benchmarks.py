@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from benchmarks import run_all, soak
 from benchmarks.claims import Claim, Verdict, parse_claims, parse_skip, print_fact
-from benchmarks.run_all import Outcome, render, scripts, table
+from benchmarks.results_file import Outcome, render, table, updated
+from benchmarks.run_all import RESULTS, scripts
 from benchmarks.runs import ratio_of_runs, ratio_of_turns
 
 FAST = Claim("rounds of 2 peers: median", 0.1, 0.09, 0.11, "s", 0.12, at_least=False)
@@ -94,6 +95,26 @@ def test_the_file_has_conditions_summary_and_every_output() -> None:
     assert text.index("| script |") < text.index("## one") < text.index("## two")
     assert f"```\np50 0.1 s\n{FAST}\n```" in text
     assert "12 s, load 0.50 before it began" in text
+
+
+def test_an_update_replaces_the_results_of_its_scripts_and_keeps_the_others() -> None:
+    before = render([_outcome("one", FAST, "a"), _outcome("zero", SLOW, FAST)], NOW, "2 cores")
+    later = NOW + datetime.timedelta(days=1)
+
+    text = updated(before, [_outcome("two", FAST), _outcome("one", SLOW, "b")], later)
+
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert [row[0] for row in rows] == ["| one", "| two", "| zero", "| zero"]
+    assert rows[0][3] == "**no** |" and "a \\| b" in rows[0][1]
+    assert text.count("Run by itself: 2026-01-03 03:04 UTC.") == 2
+    assert text.index("## one") < text.index("## two") < text.index("## zero")
+    assert f"```\n{SLOW}\nb\n```" in text and f"```\n{FAST}\na\n```" not in text
+    assert text.endswith(before[before.index("## zero") :])
+
+
+def test_an_update_with_nothing_leaves_the_file_as_it_is() -> None:
+    text = RESULTS.read_text()
+    assert updated(text, [], NOW) == text
 
 
 def test_every_script_that_can_be_run_is_found_and_nothing_else(tmp_path) -> None:
