@@ -96,7 +96,7 @@ def updated(text: str, outcomes: Sequence[Outcome], now: datetime.datetime) -> s
     Args:
         text: Content as returned by :func:`render` or by this function.
         outcomes: Outcomes of scripts that were run by themselves.
-        now: Start of the first run.
+        now: Start of their runs.
     """
     head, *old = re.split(r"^(?=## \w+$)", text, flags=re.MULTILINE)
     sections = {section.split("\n")[0].removeprefix("## "): section for section in old}

@@ -137,27 +137,28 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, help="time limit of each script [s]; default: its LIMIT_S, or 1800"
     )
-    parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name} if all run")
-    parser.add_argument(
-        "--update", action="store_true", help="replace the results of NAME, and keep the others"
+    written = parser.add_mutually_exclusive_group()
+    written.add_argument("--output", type=Path, help=f"default: {RESULTS.name} if all run")
+    written.add_argument(
+        "--update",
+        action="store_true",
+        help=f"replace the results of NAME in {RESULTS.name}, and keep the others",
     )
     arguments = parser.parse_args()
     names = _choose(parser, arguments.names)
     end_on_sigterm()
-    now = datetime.datetime.now().astimezone()
-    outcomes = []
+    output = arguments.output or (None if arguments.names else RESULTS)
+    outcomes, first = [], datetime.datetime.now().astimezone()
     for name in names:
         print(f"== {name}", flush=True)
+        began = datetime.datetime.now().astimezone()
         outcomes.append(run(name, limit_of(name) if arguments.limit is None else arguments.limit))
         print(flush=True)
+        if arguments.update:
+            RESULTS.write_text(updated(RESULTS.read_text(), outcomes[-1:], began))
     print(table(outcomes))
-    output = arguments.output
-    if output is None and (arguments.update or not arguments.names):
-        output = RESULTS
-    if output is not None and arguments.update:
-        output.write_text(updated(output.read_text(), outcomes, now))
-    elif output is not None:
-        output.write_text(render(outcomes, now, _machine()))
+    if output is not None and not arguments.update:
+        output.write_text(render(outcomes, first, _machine()))
     claims = [claim for outcome in outcomes for claim in outcome.claims]
     failed = [outcome.name for outcome in outcomes if outcome.problem]
     print(f"\n{sum(claim.held for claim in claims)} of {len(claims)} claims held", end="")

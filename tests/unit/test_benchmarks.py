@@ -112,6 +112,25 @@ def test_an_update_replaces_the_results_of_its_scripts_and_keeps_the_others() ->
     assert text.endswith(before[before.index("## zero") :])
 
 
+def test_the_results_of_a_script_are_in_the_file_before_the_next_script_begins(
+    tmp_path, monkeypatch
+) -> None:
+    file = tmp_path / "RESULTS.md"
+    file.write_text(render([_outcome("one", FAST)], NOW, "2 cores"))
+    seen = []
+
+    def run(name: str, _: float) -> Outcome:
+        seen.append(file.read_text())
+        return _outcome(name, SLOW)
+
+    monkeypatch.setattr(run_all, "RESULTS", file)
+    monkeypatch.setattr(run_all, "run", run)
+    monkeypatch.setattr("sys.argv", ["run_all.py", "soak", "overlap", "--update"])
+    assert run_all.main() == 0
+    assert "## soak" not in seen[0] and "## soak" in seen[1] and "## overlap" not in seen[1]
+    assert "## overlap" in file.read_text() and "## one" in file.read_text()
+
+
 def test_an_update_with_nothing_leaves_the_file_as_it_is() -> None:
     text = RESULTS.read_text()
     assert updated(text, [], NOW) == text
