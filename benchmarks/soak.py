@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial, reduce
 from operator import and_
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 import torch
@@ -47,6 +47,9 @@ SETTLED = 0.2
 #: Consecutive rounds over which a size is measured.
 SIZED = 10
 AGREE = 1e-4
+
+#: Memory [bytes] of a peer's processes, and the number of descriptors by process and file.
+Size: TypeAlias = "tuple[int, Counter[tuple[int, str]]]"
 
 
 class PartialInLog(logging.Handler):
@@ -115,17 +118,17 @@ class Garbage:
             assert self._gone.acquire(timeout=10), "a process does not answer"
 
 
-def size(garbage: Garbage) -> tuple[int, Counter[str]]:
-    """Return the memory [bytes] and the numbers of descriptors of this peer's processes."""
+def size(garbage: Garbage) -> Size:
+    """Return the memory and the descriptors of this peer's processes."""
     own = psutil.Process()
     tree = [own, *(p for p in own.children(recursive=True) if "python" in p.name())]
     garbage.drop(tree)
     memory = sum(process.memory_full_info().uss for process in tree)
-    return memory, Counter(name for process in tree for name in descriptors(process.pid))
+    return memory, Counter(file for process in tree for file in descriptors(process.pid))
 
 
-def descriptors(pid: int) -> Iterator[str]:
-    """Yield a text for each descriptor of a process: ``pipe of PID``, ``socket:[123] of PID``.
+def descriptors(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the process and the file of each of its descriptors: ``pipe``, ``socket:[123]``.
 
     Pipes have no number: the process of the DHT holds one of the last request, which is that of
     whichever process of the peer made it.
@@ -133,18 +136,18 @@ def descriptors(pid: int) -> Iterator[str]:
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             file = os.readlink(entry)
-            yield f"{'pipe' if file.startswith('pipe:') else file} of {pid}"
+            yield pid, "pipe" if file.startswith("pipe:") else file
 
 
-def standing(sizes: Iterable[tuple[int, Counter[str]]]) -> tuple[int, Counter[str]]:
+def standing(sizes: Iterable[Size]) -> tuple[int, Counter[str]]:
     """Return the least memory of several samples, and the descriptors open in all, by kind.
 
     Streams and full buffers are temporary; leaks are in every sample.
     """
-    memory, names = zip(*sizes, strict=True)
+    memory, files = zip(*sizes, strict=True)
     kinds: Counter[str] = Counter()
-    for name, count in reduce(and_, names).items():
-        kinds[name.partition(" of ")[0].partition(":[")[0]] += count
+    for (_, file), count in reduce(and_, files).items():
+        kinds[file.partition(":[")[0]] += count
     return min(memory), kinds
 
 
@@ -189,8 +192,8 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(index)
     began, last = time.perf_counter(), settings["rounds"]
     settled = int(SETTLED * last)
-    early: dict[int, tuple[int, Counter[str]]] = {}
-    late: dict[int, tuple[int, Counter[str]]] = {}
+    early: dict[int, Size] = {}
+    late: dict[int, Size] = {}
     while (round_ := optimizer.local_epoch) < last:
         for sizes, begin in ((early, settled), (late, last - SIZED)):
             if begin <= round_ < begin + SIZED and round_ not in sizes:

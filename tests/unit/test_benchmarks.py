@@ -190,7 +190,7 @@ def test_a_ratio_of_turns_weighs_every_second_and_covers_the_truth() -> None:
     assert high - low < 0.1
 
 
-def _descriptors() -> tuple[int, Counter[str]]:
+def _descriptors() -> soak.Size:
     return 0, Counter(soak.descriptors(os.getpid()))
 
 
