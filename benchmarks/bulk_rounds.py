@@ -4,9 +4,10 @@ Claims, for links of 10 Mbit/s and a round trip of 80 ms: in 100 rounds of 10 MB
 200 MB, no peer is taken for lost, and every averaging is complete. No peer is taken for lost either
 while another one joins and downloads a state of 200 MB.
 
-The sizes are those of the averaged gradients. Peers run ``RayhiveOptimizer`` with the time limits
-of ``HivemindStrategy``. A loss is any moment at which a live peer counts as dead for another one.
-The table has the times of the heartbeats' calls, which take one round trip on an idle link.
+The sizes are those of the averaged gradients, which no lossless coding shortens. Peers run
+``RayhiveOptimizer`` with the time limits of ``HivemindStrategy``. A loss is any moment at which a
+live peer counts as dead for another one. The table has the times of the heartbeats' calls, which
+take one round trip on an idle link.
 
 ``--queue`` makes the queue of a link deeper than its 0.1 s, and ``--congestion reno`` fills it, as
 most routers and systems do. ``--daemon`` sends everything through the network daemon.
@@ -21,7 +22,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +31,9 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 from benchmarks.claims import Claim, print_claims
 from benchmarks.shaped_peers import Nodes, Seat, nodes, skipped
 from benchmarks.swarm import conditions
+
+if TYPE_CHECKING:
+    import torch
 
 #: Time limit under ``make bench`` [s].
 LIMIT_S = 7200
@@ -102,6 +106,15 @@ def time_calls() -> list[float]:
     return seconds
 
 
+def random_numbers(size: int, seed: int) -> torch.Tensor:
+    """Return numbers whose exponents are random too, so that a link cannot send them in less."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-32, 32, (size,), generator=generator)
+    return torch.randn(size, generator=generator).mul_(torch.exp2(exponents.float()))
+
+
 def tune(congestion: str | None) -> None:
     """Set the congestion control of this peer's node, and windows that fill a long queue."""
     if congestion is not None:
@@ -135,7 +148,9 @@ def run_peer(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     )
     seat.tell([str(address) for address in dht.get_visible_maddrs()])
     limits = inspect.signature(HivemindStrategy.__init__).parameters
-    parameter = torch.nn.Parameter(torch.zeros(round(settings["megabytes"] * 250_000)))
+    size = round(settings["megabytes"] * 250_000)
+    parameter = torch.nn.Parameter(random_numbers(size, seed=0))
+    gradient = random_numbers(size, seed=seat.index + 1)
     peers, joins = len(seat.hosts), settings["joins"]
     late = joins and seat.index == peers - 1
     if late:
@@ -159,7 +174,7 @@ def run_peer(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     while not ends or optimizer.local_epoch < settings["rounds"]:
         before = optimizer.local_epoch
         optimizer.zero_grad()
-        parameter.grad = torch.full_like(parameter, float(seat.index + 1))
+        parameter.grad = gradient.clone()
         optimizer.step()
         if optimizer.local_epoch != before:
             ends.append(time.perf_counter() - began)
@@ -173,7 +188,11 @@ def run_peer(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def turn(work: Work, on: Nodes, arguments: argparse.Namespace) -> tuple[int, int]:
-    """Run one turn and print it; return the numbers of losses and of incomplete averagings."""
+    """Run one turn and print it; return the numbers of losses and of incomplete averagings.
+
+    Raises:
+        RuntimeError: The rounds took less time than their bytes, so that the links were not busy.
+    """
     peers = len(on.hosts)
     round_s = work.megabytes * 8 / arguments.rate * 2 * (peers - 1) / peers
     settings = {
@@ -192,9 +211,11 @@ def turn(work: Work, on: Nodes, arguments: argparse.Namespace) -> tuple[int, int
     incomplete = sum(outcome != "averaged" for outcome in outcomes)
     losses = sum(result["losses"] for result in results)
     median, p99, most = np.percentile(answered, [50, 99, 100]) * 1e3 if len(answered) else [0] * 3
-    ends = [result["ends"][-1] for result in results]
+    seconds = max(result["ends"][-1] for result in results)
+    if not work.joins and seconds < 0.9 * round_s * work.rounds:
+        raise RuntimeError(f"{work}: rounds of {round_s:.1f} s on a full link took {seconds:.1f} s")
     print(
-        f"| {work} | {peers} | {on.rate_mbit:.1f}, {on.rtt_ms:.0f} | {max(ends):.0f} "
+        f"| {work} | {peers} | {on.rate_mbit:.1f}, {on.rtt_ms:.0f} | {seconds:.0f} "
         f"| {len(calls)} | {median:.0f} | {p99:.0f} | {most:.0f} "
         f"| {failed} | {losses} | {incomplete} of {len(outcomes)} |",
         flush=True,

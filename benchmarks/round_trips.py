@@ -52,6 +52,7 @@ def run_peer(seat: Seat, settings: dict[str, Any]) -> list[tuple[float, float]]:
     shape, rank = settings["shape"], settings["rank"]
     factory = functools.partial(PowerSGDGradientAverager, averager_rank=rank)
     parameter = torch.nn.Parameter(torch.zeros(*shape))
+    gradient = torch.randn(*shape, generator=torch.Generator().manual_seed(seat.index))
     optimizer = RayhiveOptimizer(
         dht=dht,
         run_id="round-trips",
@@ -65,7 +66,7 @@ def run_peer(seat: Seat, settings: dict[str, Any]) -> list[tuple[float, float]]:
     while optimizer.local_epoch < settings["rounds"]:
         before = optimizer.local_epoch
         optimizer.zero_grad()
-        parameter.grad = torch.full_like(parameter, float(seat.index + 1))
+        parameter.grad = gradient.clone()
         ready = time.monotonic()
         optimizer.step()
         if optimizer.local_epoch != before:

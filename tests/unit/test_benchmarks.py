@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import run_all, soak
+from benchmarks import bulk_rounds, run_all, soak
 from benchmarks.claims import Claim, Verdict, parse_claims, parse_skip, print_fact
 from benchmarks.results_file import Outcome, render, table, updated
 from benchmarks.run_all import RESULTS, scripts
 from benchmarks.runs import ratio_of_runs, ratio_of_turns
+from rayhive.membership.links.lossless import coded
 
 FAST = Claim("rounds of 2 peers: median", 0.1, 0.09, 0.11, "s", 0.12, at_least=False)
 SLOW = Claim("samples/s of a | b", 0.9612, 0.95, 0.972, "x", 0.97, at_least=True)
@@ -210,3 +211,11 @@ def test_the_soak_counts_one_pipe_after_another_once_and_sees_a_leak() -> None:
 
     assert soak.growth_of(soak.standing(before)[1], soak.standing(after)[1]) == {}
     assert soak.growth_of(soak.standing(before)[1], soak.standing(leaking)[1]) == {"pipe": 1}
+
+
+def test_bulk_gradients_fill_the_link_as_their_size_says() -> None:
+    first, second = (bulk_rounds.random_numbers(50_000, seed).numpy() for seed in (1, 2))
+    for numbers in (first, second, (first + second) / 2):
+        coding = coded(numbers.data)
+        assert coding is None or len(coding) > 0.9 * numbers.nbytes
+    assert len(coded(np.full_like(first, 2.0).data) or b"") < 0.01 * first.nbytes
