@@ -7,6 +7,7 @@ to train with.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import hivemind
 import torch
+from hivemind.optim.grad_averager import GradientAverager
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
@@ -22,6 +24,8 @@ from rayhive.strategy.schedulers import refuse_plateau
 
 #: Interval at which a peer that waits for an averaging looks whether it has to stop [s].
 _POLL_S = 0.2
+#: hivemind's longest wait for the answer of a group's leader [s].
+_REQUEST_S = 3.0
 
 
 class WatchedOptimizer(hivemind.Optimizer):
@@ -90,6 +94,23 @@ class WatchedOptimizer(hivemind.Optimizer):
         return loaded
 
 
+def short_requests(matchmaking_time: float) -> dict[str, Any]:
+    """Return the arguments with which requests end before the matchmaking, as hivemind recommends.
+
+    Two peers that ask each other otherwise wait for each other until ``averaging_timeout`` (see
+    hivemind's ``Matchmaking``).
+
+    Args:
+        matchmaking_time: hivemind's time for forming a group [s].
+    """
+    if matchmaking_time > _REQUEST_S:
+        return {}
+    options = {"request_timeout": matchmaking_time / 2}
+    factory = functools.partial(GradientAverager, **options)
+    # hivemind 1.1.12 passes averager_opts to the averager of the state only
+    return {"averager_opts": options, "grad_averager_factory": factory}
+
+
 class PlainHivemindStrategy(SingleDeviceStrategy):
     """Lightning strategy with hivemind's optimizer as the documented strategy sets it up.
 
@@ -121,6 +142,7 @@ class PlainHivemindStrategy(SingleDeviceStrategy):
             optimizer=optimizer,
             scheduler=schedulers[0] if schedulers else None,
             delay_state_averaging=False,
+            **short_requests(self._arguments.get("matchmaking_time", 15.0)),
             **self._arguments,
         )
         self.optimizers = [self.swarm]

@@ -134,7 +134,9 @@ def test_a_single_device_trains_on_the_best_node_while_the_others_wait(
 def test_hivemind_trains_alone_until_it_sees_the_others_and_counts_no_bytes(
     server: str, tmp_path: Path
 ) -> None:
-    swarm = {"target_batch_size": 16384, "batch_size": 32, "matchmaking_time": 1.0}
+    # hivemind waits out both averagings of a round if it gave up one as the others came
+    limits = {"matchmaking_time": 1.0, "averaging_timeout": 10.0}
+    swarm = {"target_batch_size": 16384, "batch_size": 32, **limits}
     lines = start_swarm(server, members("hivemind", 2, swarm=swarm), tmp_path)
     for line in lines:
         while all(event["outcome"] != "averaged" for event in line.of("round")):
@@ -150,3 +152,5 @@ def test_hivemind_trains_alone_until_it_sees_the_others_and_counts_no_bytes(
         dropped = sum(event["lost"] for event in line.of("state_loaded"))
         used = sum(event["samples"] + event["lost"] for event in rounds)
         assert end["samples"] == used + dropped + end["pending"]
+        # requests that outlast the matchmaking let peers wait for each other until a timeout
+        assert "request_timeout smaller" not in line.log.read_text()
