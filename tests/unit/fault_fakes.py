@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -212,9 +213,16 @@ class FakeSwarm:
             (folder / "last.ckpt").write_bytes(bytes(65536))
         except OSError as caught:
             error = errno.errorcode[caught.errno or 0]
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.02, self.say, peer, Checkpoint(ok=error is None, error=error))
-        loop.call_later(0.05, self.say, peer, Transition(round=8, seconds=0.1))
+        written = Checkpoint(ok=error is None, error=error)
+        self._watches.append(asyncio.create_task(self._train_on(peer, written)))
+
+    async def _train_on(self, peer: str, first: Event) -> None:
+        """Play a peer that reports ``first``, then one round after the other."""
+        await asyncio.sleep(0.02)
+        self.say(peer, first)
+        for number in itertools.count(8):
+            await asyncio.sleep(0.02)
+            self.say(peer, Transition(round=number, seconds=0.02))
 
     async def start(self, peer: str, node: str | None = None) -> str:
         old = self.incarnations.get(peer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,7 @@ from rayhive.cluster.node import capabilities, cgroups, process_group
 from rayhive.cluster.node.tools import small_disk
 from rayhive.errors import RayhiveError
 from rayhive.faults.node_tools import CPU_LIMIT, SMALL_DISK, CpuQuota, DiskArgs
-from tests.unit.fault_fakes import RUN, FakeSwarm, my_groups, planned, run, shorten
-
-
-@pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
+from tests.unit.fault_fakes import RUN, FakeSwarm, my_groups, planned, run
 
 
 def needs(capability: str) -> pytest.MarkDecorator:
@@ -33,11 +29,7 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
 
 
 @needs("cpu_quota")
-def test_a_straggler_is_held_back_until_it_is_healed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rayhive.faults.kinds.straggler.PATIENCE_S", 10.0)
-
+def test_a_straggler_is_held_back_until_it_is_healed(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path, busy=True) as swarm:
             for peer in ("peer-0", "peer-2"):
@@ -125,8 +117,13 @@ def test_more_memory_than_is_free_is_refused_before_training(tmp_path: Path) -> 
     play(scene())
 
 
+@pytest.mark.parametrize("held_up_s", [0.0, 0.3])
 @needs("mount")
-def test_a_full_disk_fails_checkpoints_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_fails_checkpoints_and_training_goes_on(
+    tmp_path: Path, held_up_s: float
+) -> None:
+    """Also on a busy machine, on which events of the peer come while the proof is held up."""
+
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
             kind = planned("disk_full", megabytes=1)
@@ -136,6 +133,7 @@ def test_a_full_disk_fails_checkpoints_and_training_goes_on(tmp_path: Path) -> N
                 (folder / "early.ckpt").write_bytes(b"x")
                 done = await kind.inject(swarm, ["peer-1"])
                 assert 0 < done["written"]["peer-1"] <= 2**20 + 4096
+                asyncio.get_running_loop().call_later(0.005, time.sleep, held_up_s)
                 proof = await kind.verify(swarm, ["peer-1"])
                 assert proof.ok
                 assert proof.what["peer-1"]["checkpoint"] == "ENOSPC"
@@ -151,11 +149,7 @@ def test_a_full_disk_fails_checkpoints_and_training_goes_on(tmp_path: Path) -> N
 
 
 @needs("mount")
-def test_a_checkpoint_that_is_written_is_no_proof(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rayhive.faults.kinds.disk_full.CHECKPOINT_S", 5.0)
-
+def test_a_checkpoint_that_is_written_is_no_proof(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
             kind = planned("disk_full", megabytes=1)

@@ -17,8 +17,9 @@ from rayhive.spec.commands import GiveNotice
 from tests.unit.fault_fakes import ROLES, FakeSwarm, planned, run, shorten
 
 
-@pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten time limits, for proofs that must not hold; others have the limits of a user."""
     shorten(monkeypatch)
 
 
@@ -97,6 +98,7 @@ def test_a_pause_that_is_never_healed_ends_with_the_replicate(tmp_path: Path) ->
     play(scene())
 
 
+@pytest.mark.usefixtures("short_limits")
 def test_a_pause_of_which_one_process_runs_on_is_no_pause(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
@@ -150,6 +152,7 @@ def test_without_a_notice_the_peer_gets_sigterm_at_once(tmp_path: Path) -> None:
     play(scene())
 
 
+@pytest.mark.usefixtures("short_limits")
 def test_a_peer_that_ignores_its_notice_is_ended_and_the_proof_fails(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path, rude=True) as swarm:
@@ -217,6 +220,7 @@ def test_a_peer_that_lost_a_process_ends_and_is_replaced(
     play(scene())
 
 
+@pytest.mark.usefixtures("short_limits")
 def test_a_peer_that_goes_on_without_its_daemon_is_no_proof(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
@@ -244,6 +248,7 @@ def test_a_joiner_runs_and_leaves_again(tmp_path: Path) -> None:
     play(scene())
 
 
+@pytest.mark.usefixtures("short_limits")
 def test_a_joiner_that_dies_at_once_is_no_proof(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
