@@ -32,6 +32,8 @@ BOUNDS = ("_low", "_high")
 #: Begin of the names of columns that hold a metric of the workload, for example
 #: ``metric.accuracy``. Which ones there are depends on the workload.
 METRIC = "metric."
+#: No column: that of the loss is ``final_loss``.
+LOSS = f"{METRIC}loss"
 
 #: Groups of columns in the order of the table. Columns of group ``export`` are in data frames, CSV
 #: and JSON only; those of group ``replicate`` identify a replicate.
@@ -195,12 +197,18 @@ def _ordered(metric_groups: tuple[str, ...]) -> tuple[Column, ...]:
 
 def is_metric(name: str) -> bool:
     """Return whether a name is that of a column with a metric of the workload."""
-    return name.startswith(METRIC) and name != METRIC
+    return name.startswith(METRIC) and name not in (METRIC, LOSS)
 
 
-def metric_name(metric: str) -> str:
-    """Return the name of the column that holds a metric of the workload."""
-    return METRIC + metric
+def metric_names(metrics: Iterable[str]) -> dict[str, str]:
+    """Return the columns of a workload's metrics, by metric.
+
+    ``loss`` has no such column; it is ``final_loss``. A metric whose name is that of another one
+    with ``_low`` or ``_high`` at the end has none either: bounds are named so.
+    """
+    names = {metric: METRIC + metric for metric in metrics}
+    without = {LOSS, *(name + end for name in names.values() for end in BOUNDS)}
+    return {metric: name for metric, name in names.items() if name not in without}
 
 
 def metric_columns(rows: Iterable[Row]) -> tuple[Column, ...]:

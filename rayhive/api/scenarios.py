@@ -62,7 +62,7 @@ def list_scenarios() -> list[tuple[Scenario, list[Problem]]]:
 def plan_scenario(
     name: str,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     peers: int | None = None,
     config: str | Path | None = None,
     set: Overrides = (),
@@ -71,7 +71,7 @@ def plan_scenario(
 
     Args:
         name: Name of a scenario of the library, or the path of a scenario file.
-        seed: Seed of the study.
+        seed: Seed of the study; by default that of ``set`` or ``config``, else 0.
         peers: Peers that start together; by default the scenario's.
         config: A study whose swarm, workload and budget replace the scenario's.
         set: Values that replace single fields of the study.
@@ -101,7 +101,7 @@ def plan_scenario(
 def run_scenario(
     name: str,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     peers: int | None = None,
     config: str | Path | None = None,
     set: Overrides = (),
@@ -114,7 +114,8 @@ def run_scenario(
 
     Args:
         name: Name of a scenario of the library, or the path of a scenario file.
-        seed: Seed of the fault plan, the data and the parameters.
+        seed: Seed of the fault plan, the data and the parameters; by default that of ``set`` or
+            ``config``, else 0.
         peers: Peers that start together; by default the scenario's.
         config: A study whose swarm, workload and budget replace the scenario's.
         set: Values that replace single fields of the study.
@@ -201,7 +202,8 @@ def scenario_config(
     Args:
         name: Name of the scenario, or the path of its file.
         file: A study whose settings replace the scenario's. Its other scenarios, further
-            configurations and replicates are left out.
+            configurations and replicates, its baselines and its storage are left out: a storage
+            keeps a study for one run folder.
         overrides: Values that replace single fields.
         peers: Peers that start together; replaces both settings.
         seed: Seed of the study; replaces both settings.
@@ -213,6 +215,8 @@ def scenario_config(
     data = load_scenario(name).study
     if file is not None:
         given = read_mapping(Path(file), problems)
+        for key in ("baselines", "storage"):
+            given.pop(key, None)
         enqueue = given.get("enqueue") or []
         given["enqueue"] = enqueue[:1] if isinstance(enqueue, list) else enqueue
         given["budget"] = {**_mapping(given.get("budget")), "trials": 1}

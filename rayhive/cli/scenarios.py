@@ -28,6 +28,10 @@ Config = Annotated[
         help="A study whose swarm, workload and budget replace the scenario's.",
     ),
 ]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Seed of the study, of which replicate 0 is taken; by default the study's."),
+]
 Peers = Annotated[
     int | None,
     typer.Option(help="Peers that start together; by default the scenario's.", min=1),
@@ -73,7 +77,7 @@ def list_scenarios(format: ListFormat = "table") -> None:
 @app.command("show")
 def show(
     name: Name,
-    seed: Annotated[int, typer.Option(help="Seed of the study; replicate 0 is shown.")] = 0,
+    seed: Seed = None,
     peers: Peers = None,
     config: Config = None,
     set_: Sets = None,
@@ -107,7 +111,7 @@ def show(
 @app.command("run")
 def run(
     name: Name,
-    seed: Annotated[int, typer.Option(help="Seed of the plan, the data and the parameters.")] = 0,
+    seed: Seed = None,
     peers: Peers = None,
     config: Config = None,
     set_: Sets = None,

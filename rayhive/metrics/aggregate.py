@@ -28,7 +28,7 @@ def row_key() -> tuple[str, ...]:
     return tuple(column.name for column in all_columns() if column.tells_apart)
 
 
-def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
+def fold(rows: Iterable[Row], by: Sequence[str] = (), objectives: Iterable[str] = ()) -> list[Row]:
     """Fold replicates into one row per configuration and scenario.
 
     Each column is folded by the rule in its declaration (:mod:`rayhive.metrics.folds`). Stopped
@@ -39,13 +39,15 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
         by: Configuration columns: replicates that agree in these and in the conditions
             (:func:`rayhive.columns.conditions`) make one row, whatever their other settings. By
             default all settings.
+        objectives: Columns that every row has to have, also those of metrics that no replicate was
+            evaluated for.
 
     Returns:
         Rows in the order in which their first replicate appears.
     """
     key = tuple(dict.fromkeys((*by, "baseline", *conditions()))) if by else row_key()
     counted = [row for row in rows if row["state"] not in UNCOUNTED]
-    metrics = metric_columns(counted)
+    metrics = metric_columns([*counted, dict.fromkeys(objectives)])
     missing: Row = dict.fromkeys(column.name for column in metrics)
     groups = rows_by(({**missing, **row} for row in counted), key)
     return [_fold_group(group, configuration_columns(metrics)) for group in groups]

@@ -34,7 +34,7 @@ from rayhive.report.comparable import (
     shared_groups,
     unknown_settings,
 )
-from rayhive.report.settings import Replicate, read_replicates, settings_of
+from rayhive.report.settings import Replicate, read_replicates, shared_settings
 from rayhive.report.table_notes import count_text, damage_note
 from rayhive.timeline import FINISHED, UNCOUNTED, UNKNOWN
 
@@ -131,7 +131,7 @@ def compare(
             problems.append(Problem("DIR", str(folder), allowed))
     if problems:
         raise ConfigError(problems)
-    settings = settings_of(one.replicates), settings_of(two.replicates)
+    settings = shared_settings(one.replicates, two.replicates)
     problems = [*unknown_settings(*settings, allow), *different_settings(*settings, allow)]
     groups = list(shared_groups(one.replicates, two.replicates, problems))
     problems += different_plans(groups, allow)

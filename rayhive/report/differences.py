@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rayhive.columns import Column, Row, find_column, group_columns
@@ -58,11 +58,10 @@ class Difference:
         """Whether the rows differ at 5 %, all comparisons taken together."""
         return self.p is not None and self.p <= SIGNIFICANCE
 
-    def record(self) -> Row:
-        """Return the difference as a flat row."""
-        return {
-            "configuration": self.row["configuration"],
-            "scenario": self.row["scenario"],
+    def record(self, keys: Iterable[str] = ()) -> Row:
+        """Return the difference as a flat row, with further columns that identify its row."""
+        names = dict.fromkeys(("configuration", "scenario", *keys))
+        return {name: self.row[name] for name in names} | {
             "baseline": self.baseline["configuration"],
             "column": self.column,
             "scale": "factor" if self.log else "difference",

@@ -15,7 +15,7 @@ from rayhive.metrics.aggregate import is_censored
 from rayhive.report.differences import all_differences, difference_table, versus_problems
 from rayhive.report.markup import latex_text, markdown_text
 from rayhive.report.results import Results, configuration_types, load_results
-from rayhive.report.table import build_table
+from rayhive.report.table import build_table, key_columns
 from rayhive.report.table_notes import damage_note
 from rayhive.report.text_table import table_text
 
@@ -78,7 +78,7 @@ def results_text(
         if complain is not None:
             for text in results.damaged:
                 complain(damage_note(text))
-        names = _with_bounds(columns, known) if columns else known
+        names = _with_bounds(columns, _keys(results, rows), known) if columns else known
         return csv_text(rows, names) if format == "csv" else json_text(rows, names)
     table = build_table(results, rows, whole, wide)
     if format == "table":
@@ -90,7 +90,8 @@ def _differences_text(
     results: Results, versus: str, format: str, columns: Sequence[str], width: int, color: bool
 ) -> str:
     if format in ("csv", "json"):
-        records = [each.record() for each in all_differences(results, versus, columns)]
+        keys = [name for name in _keys(results, results.folded) if name != "baseline"]
+        records = [each.record(keys) for each in all_differences(results, versus, columns)]
         names = tuple(records[0]) if records else ()
         return csv_text(records, names) if format == "csv" else json_text(records, names)
     table = difference_table(results, versus, columns)
@@ -148,9 +149,16 @@ def _column_of(name: str, known: Collection[str]) -> str:
     return next((column for column in columns if column in known), name)
 
 
-def _with_bounds(columns: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+def _keys(results: Results, rows: Sequence[Row]) -> list[str]:
+    """Return the columns that identify a row in a data format."""
+    return ["configuration", "scenario", *(each.name for each in key_columns(results, rows))]
+
+
+def _with_bounds(
+    columns: Sequence[str], keys: Sequence[str], known: Collection[str]
+) -> tuple[str, ...]:
     """Return the columns of a data format: those of the key, and the chosen ones with bounds."""
-    names = ["configuration", "scenario"]
+    names = list(keys)
     for name in columns:
         names += [name, *(name + end for end in BOUNDS if name + end in known)]
     return tuple(dict.fromkeys(names))

@@ -74,7 +74,7 @@ class Results:
     @cached_property
     def folded(self) -> tuple[Row, ...]:
         """One row for each configuration and scenario, with the columns that compare rows."""
-        rows = fold(self.rows, self.by)
+        rows = fold(self.rows, self.by, self.objectives)
         rank_rows(rows, self.objectives, self.by)
         return tuple(rows)
 

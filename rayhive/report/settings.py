@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +12,7 @@ from rayhive.metrics.logs import timeline_of_row
 from rayhive.metrics.rows import place_of
 from rayhive.report.results import load_results
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.spec.study import BASELINE_SETTINGS
 from rayhive.spec.yaml_data import dotted
 from rayhive.timeline import UNCOUNTED
 
@@ -69,9 +70,28 @@ def read_replicates(folder: str | Path) -> RunReplicates:
     return RunReplicates(tuple(found), results.objectives, results.damaged)
 
 
-def settings_of(replicates: Sequence[Replicate]) -> Settings:
-    """Return the settings that all replicates of a run share, as dotted keys."""
+def shared_settings(
+    ours: Sequence[Replicate], theirs: Sequence[Replicate]
+) -> tuple[Settings, Settings]:
+    """Return the settings that all replicates of a run share, of two runs.
+
+    Those of a baseline are among them if both runs have it.
+    """
+    baselines = _baselines(ours) & _baselines(theirs)
+    first, second = (_settings(replicates, baselines) for replicates in (ours, theirs))
+    return first, second
+
+
+def _baselines(replicates: Iterable[Replicate]) -> set[str | None]:
+    return {each.spec.baseline for each in replicates}
+
+
+def _settings(replicates: Sequence[Replicate], baselines: Collection[str | None]) -> Settings:
     data = replicates[0].spec.model_dump(mode="json", by_alias=True, include=_SHARED)
+    for key, baseline in BASELINE_SETTINGS.items():
+        if baseline in baselines:
+            spec = next(each.spec for each in replicates if each.spec.baseline == baseline)
+            data |= spec.model_dump(mode="json", by_alias=True, include={key})
     return {key: value for key, value in dotted(data) if key not in _IRRELEVANT}
 
 

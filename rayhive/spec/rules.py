@@ -12,7 +12,7 @@ from itertools import product
 from operator import attrgetter
 from typing import Any
 
-from rayhive.columns import METRIC, is_metric, objectives
+from rayhive.columns import LOSS, METRIC, is_metric, objectives
 from rayhive.errors import Problem, nearest, unknown
 from rayhive.registry import BASELINES, NOTICE_SOURCES, SCENARIOS
 from rayhive.spec.axes import AXES, Axis
@@ -190,7 +190,8 @@ def _check_objectives(config: SweepConfig) -> Iterator[Problem]:
             continue  # checked with the workload
         if name not in known:
             allowed = f"one of {', '.join(known)}, or {METRIC}NAME for a metric of the workload"
-            yield Problem(key, name, allowed, nearest(name, tuple(known)))
+            near = "final_loss" if name == LOSS else nearest(name, tuple(known))
+            yield Problem(key, name, allowed, near)
         elif direction != known[name]:
             yield Problem(key, direction, known[name])
         elif name.startswith("retention") and set(config.scenarios) == {"none"}:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
-from rayhive.columns import is_metric, metric_name
+from rayhive.columns import is_metric, metric_names
 from rayhive.errors import ConfigError, Problem, described, unknown
 from rayhive.faults.kind import needs_of
 from rayhive.faults.library import load_scenario, plan_of
@@ -387,9 +387,9 @@ class _Check:
 def _check_objectives(config: SweepConfig, workload: Workload) -> Iterator[Problem]:
     """Yield objectives of metrics that the workload lacks, or that need a target it lacks."""
     logged = [name for name in config.objectives if is_metric(name)]
-    known = [metric_name(metric) for metric in workload.metrics()] if logged else []
+    known = list(metric_names(workload.metrics()).values()) if logged else []
     wrong = (name for name in logged if name not in known)
-    yield from (unknown(f"objectives.{name}", name, sorted(known)) for name in wrong)
+    yield from (unknown(f"objectives.{name}", name, known) for name in wrong)
     needed = [name for name in TARGET_OBJECTIVES if name in config.objectives]
     if workload.target is not None or not (needed or config.budget.stop_at_target):
         return

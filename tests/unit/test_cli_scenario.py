@@ -50,6 +50,22 @@ def test_scenarios_are_listed_with_what_they_do_need_and_take(
     assert main(["scenario", "list", "--format", "csv"]) == 2
 
 
+def test_the_seed_of_the_study_counts_without_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text(yaml.safe_dump({"name": "s", "workload": {"name": "digits"}, "seed": 5}))
+    given = {
+        0: [],
+        7: ["--set", "seed=7"],
+        5: ["--config", str(study)],
+        9: ["--seed", "9", "--set", "seed=7", "--config", str(study)],
+    }
+    for seed, options in given.items():
+        shown = json.loads(out_of(capsys, "show", "kill-one", *options, "--format", "json"))
+        assert shown["plan"]["seed"] == replicate_seed(seed, 0)
+
+
 def test_a_plan_is_shown_with_its_hash(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("show", "spot-g4dn", "--seed", "3", "--peers", "6", "--format", "json")
     shown = json.loads(out_of(capsys, *arguments))

@@ -97,6 +97,9 @@ def test_settings_of_the_user_replace_those_of_the_scenario(tmp_path: Path) -> N
         "scenario_args": {"chaos": {"faults": 3}},
         "budget": {"trials": 9, "samples_per_replicate": 10**6},
         "replicates": 5,
+        "seed": 3,
+        "baselines": ["ddp"],  # extra replicates; some faults are for swarms alone
+        "storage": "sqlite:///shared.db",  # keeps a study for the run folder of a sweep
     }
     file.write_text(yaml.safe_dump(given))
     chaos = load_scenario("chaos")
@@ -107,6 +110,7 @@ def test_settings_of_the_user_replace_those_of_the_scenario(tmp_path: Path) -> N
     assert (own.budget.samples_per_replicate, own.replicates) == (10**6, 1)
     assert [item.codec for item in own.enqueue] == ["float16"]
     assert own.scenario_args == {"chaos": {"faults": 4}}
+    assert (own.seed, own.baselines, own.storage) == (3, (), None)
     with pytest.raises(ConfigError, match=r"2 problems") as caught:
         scenario_config("chaos", file, ["swarm.peeers=3", "budget.seconds=2"])
     assert {problem.key for problem in caught.value.problems} == {"swarm.peeers", "budget.seconds"}

@@ -15,6 +15,7 @@ from rayhive.cli import main
 from rayhive.errors import ConfigError
 from rayhive.report.comparison import Comparison, Comparisons, compare
 from rayhive.spec import Budget, Configuration
+from rayhive.spec.study import ElasticConfig
 from tests.fixtures.logs import Log, make_spec, write_run
 
 #: Seed -> final loss of peer 0; the column is the mean over both peers, 0.01 more.
@@ -195,6 +196,22 @@ def test_every_reason_against_a_comparison_is_told(tmp_path: Path) -> None:
         compare(a, b, ["final_lost"])
     with pytest.raises(ConfigError, match="a run with finished replicates"):
         compare(a, write_run(tmp_path / "empty", []))
+
+
+def test_settings_of_a_baseline_that_both_runs_have_must_be_equal(tmp_path: Path) -> None:
+    """In a run with other rows besides, whose specs have the settings, too."""
+    runs = {}
+    for rounds in (10, 50):
+        elastic = ElasticConfig(checkpoint_every_rounds=rounds)
+        runs[rounds] = run(tmp_path / str(rounds), {1: 0.5}, elastic=elastic)
+    compare(*runs.values())
+    for rounds, folder in runs.items():
+        elastic = ElasticConfig(checkpoint_every_rounds=rounds)
+        Log(spec=make_spec(trial=None, baseline="elastic", elastic=elastic)).write(folder)
+    with pytest.raises(ConfigError, match=r"elastic\.checkpoint_every_rounds: 50.*10 as in"):
+        compare(*runs.values())
+    told = compare(*runs.values(), allow=["elastic"]).notes
+    assert "elastic.checkpoint_every_rounds differs, as allowed: 10 and 50." in told
 
 
 def test_single_configurations_may_differ_and_settings_are_allowed_by_name(tmp_path: Path) -> None:

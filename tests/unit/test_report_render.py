@@ -225,6 +225,36 @@ def test_by_makes_one_row_per_value(run: Path) -> None:
     assert text.startswith("study: 5 rows of 9 replicates")
 
 
+@pytest.mark.parametrize("versus", [None, "first"])
+def test_chosen_columns_come_with_all_that_identifies_a_row(
+    tmp_path: Path, versus: str | None
+) -> None:
+    logs = [
+        Log(spec=make_spec(trial=trial, configuration=Configuration(codec=codec), code=code))
+        for trial, (codec, code) in enumerate((c, v) for v in "ab" for c in ("none", "uniform8"))
+    ]
+    run = write_run(tmp_path / "run", logs)
+    rows = json.loads(
+        results_text(run, "json", by=["codec"], columns=["final_loss"], versus=versus)
+    )
+    expected = {("uniform8", "a"), ("uniform8", "b")}
+    expected |= {("none", "a"), ("none", "b")} if versus is None else set()
+    assert {(row["codec"], row["code"]) for row in rows} == expected
+    (head, *_) = results_text(run, "csv", columns=["final_loss"], versus=versus).splitlines()
+    assert {"configuration", "code"} <= set(head.split(","))
+
+
+def test_a_metric_that_no_replicate_was_evaluated_for_is_empty(tmp_path: Path) -> None:
+    failed = Log(spec=make_spec(), losses=(), state="failed")
+    run = write_run(tmp_path / "run", [failed], {"metric.accuracy": "maximize"})
+    assert "n_failed" in results_text(run)
+    (row,) = json.loads(results_text(run, "json"))
+    assert row["metric.accuracy"] is None and row["n_failed"] == 1
+    other = make_spec(trial=1, configuration=Configuration(codec="float16"))
+    Log(spec=other, losses=(), state="failed").write(run)
+    assert "none" in results_text(run, versus="float16")
+
+
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         wide_text(tmp_path / "no", "jsn", by=["codex", "final_loss"], sort="-sample_per_s")

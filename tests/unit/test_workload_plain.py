@@ -318,6 +318,8 @@ def test_objectives_are_checked_against_the_metrics() -> None:
         resolve(study)
     with pytest.raises(ConfigError, match=r"did you mean 'metric\.numbers'"):
         resolve({**study, "objectives": {"metric.number": "maximize"}})
+    with pytest.raises(ConfigError, match=r"objectives\.metric\.loss.*did you mean 'final_loss'"):
+        resolve({**study, "objectives": {"metric.loss": "minimize"}})
     resolved = resolve({**study, "objectives": {"metric.numbers": "maximize"}})
     assert resolved.config.objectives == {"metric.numbers": "maximize"}
     assert resolved.workload.data == "own"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayhive.columns import BOUNDS, Column, Row, metric_name
+from rayhive.columns import Column, Row, metric_names
 from rayhive.metrics.folds import Mean
 from rayhive.metrics.group import MetricGroup, finite
 from rayhive.metrics.groups.convergence import evaluations
@@ -13,10 +13,10 @@ class Logged(MetricGroup):
     """Columns ``metric.NAME``, one for each metric of the workload.
 
     * ``metric.NAME``: the metric at the last evaluation, as the mean over the peers; None if it is
-      not finite. ``loss`` has no such column; it is ``final_loss``. A metric whose name is that of
-      another one with ``_low`` or ``_high`` at the end has none either: bounds are named so.
+      not finite.
 
-    The columns are not declared here, because workloads differ in their metrics.
+    The columns are not declared here, because workloads differ in their metrics
+    (:func:`rayhive.columns.metric_names`).
     """
 
     columns = ()
@@ -32,9 +32,4 @@ class Logged(MetricGroup):
         """Return the metrics of one replicate."""
         points = evaluations(timeline)
         values = points[-1].values if points else {}
-        bounds = {metric + end for metric in values for end in BOUNDS}
-        return {
-            metric_name(metric): finite(value)
-            for metric, value in values.items()
-            if metric != "loss" and metric not in bounds
-        }
+        return {name: finite(values[metric]) for metric, name in metric_names(values).items()}
