@@ -211,6 +211,11 @@ class Timeline:
         return tuple(dict.fromkeys(event.peer or "" for event in self.of(TrainingStarted)))
 
     @cached_property
+    def holders(self) -> frozenset[str]:
+        """Names of the peers that hold their nodes and do not train."""
+        return frozenset(event.peer or "" for event in self.of(PeerReady) if not event.trains)
+
+    @cached_property
     def living(self) -> tuple[str, ...]:
         """Names of the peers that trained to the end."""
         return tuple(name for name in self.trained if self.gone(name) is None)

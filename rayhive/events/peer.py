@@ -53,6 +53,7 @@ class PeerReady(Event, kind="peer_ready"):
         hardware: The peer's machine, on one line.
         arithmetic: What decides how the peer rounds, on one line. Peers with the same value compute
             equal bits from equal bits.
+        trains: Whether it is going to train; a peer of the baseline ``single`` may hold its node.
     """
 
     shapes: list[list[int]] | None = None
@@ -69,6 +70,7 @@ class PeerReady(Event, kind="peer_ready"):
     versions: dict[str, str | None] | None = None
     hardware: str | None = None
     arithmetic: str | None = None
+    trains: bool = True
 
 
 class TrainingStarted(Event, kind="training_started"):

@@ -80,7 +80,7 @@ class Capacity:
     """Live peers as a function of time.
 
     A peer that is stopped (``pause``) or cut off (``partition``) does not count during the fault,
-    whatever its own process does.
+    whatever its own process does. One that holds its node and does not train never counts.
 
     Args:
         timeline: The replicate.
@@ -99,7 +99,7 @@ class Capacity:
         begin, end = timeline.span
         for item in timeline.incarnations.values():
             came = item.started if from_start or item.spawned is None else item.spawned
-            if came is None:
+            if came is None or item.name in timeline.holders:
                 continue
             if not item.joined(timeline.spec.swarm.peers):
                 came = begin
@@ -156,4 +156,6 @@ def live_share(timeline: Timeline) -> float | None:
         return None
     begin, end = timeline.span
     seconds = Capacity(timeline, from_start=False).peer_seconds(begin, end)
-    return seconds / ((end - begin) * timeline.spec.swarm.peers)
+    peers = timeline.spec.swarm.peers
+    holders = sum(not timeline.incarnations[name].joined(peers) for name in timeline.holders)
+    return seconds / ((end - begin) * (peers - holders))

@@ -51,7 +51,7 @@ def train_baseline(channel: Channel, spec: PeerSpec, facts: dict[str, Any]) -> N
     start = channel.wait_for(Start)
     if not baseline.trains(spec):
         channel.emit(events.DHTReady(addresses=[f"tcp://{spec.host}:0"]))
-        _hold_the_node(channel, ready_event(fit, member, fit.module, facts))
+        _hold_the_node(channel, ready_event(fit, member, fit.module, facts, trains=False))
         return
     channel.emit(events.DHTReady(addresses=member.listen(start.initial_peers)))
     member.connect()
@@ -64,7 +64,11 @@ def train_baseline(channel: Channel, spec: PeerSpec, facts: dict[str, Any]) -> N
 
 
 def ready_event(
-    fit: PeerFit, member: Member, module: LightningModule, facts: dict[str, Any]
+    fit: PeerFit,
+    member: Member,
+    module: LightningModule,
+    facts: dict[str, Any],
+    trains: bool = True,
 ) -> events.PeerReady:
     """Return the event of a peer that waits for the start of training."""
     shapes = [list(parameter.shape) for parameter in trained(module)]
@@ -79,6 +83,7 @@ def ready_event(
         data=fit.workload.data,
         device=str(module.device),
         arithmetic=arithmetic(module.device),
+        trains=trains,
         **member.payload_fields(dense),
         **facts,
     )

@@ -145,6 +145,22 @@ def test_a_replicate_fails_when_no_peer_with_the_trained_state_is_left(
     assert book.trouble() == (None if trained else lost)
 
 
+@pytest.mark.parametrize("rounds", [0, 5])
+def test_a_replicate_fails_when_the_only_peer_that_trains_is_gone(rounds: int) -> None:
+    """The others hold their nodes, and so does a replacement (baseline ``single``)."""
+    book = peer_table()
+    book.add("peer-1.1")
+    for name in book.peers:
+        say(book, name, "peer_ready", trains=name == "peer-1")
+    if rounds:
+        say(book, "peer-1", "round", round=rounds, samples=30, clock_s=1.0, outcome="alone")
+    book.peers["peer-0"].loss_expected = book.peers["peer-1"].loss_expected = True
+    book.lost("peer-0", "killed")
+    assert book.trouble() is None
+    book.lost("peer-1", "killed")
+    assert book.trouble() == "no peer is left that trains"
+
+
 def test_a_peer_that_goes_on_from_a_checkpoint_has_the_state() -> None:
     book = late_peer(checkpoints=True)
     for name in ("peer-0", "peer-1"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rayhive.metrics.live_capacity import live_share
 from rayhive.metrics.participation import participation
 from tests.fixtures.faulted import ALL, REST, Story, planned
 
@@ -46,6 +47,19 @@ def test_a_peer_with_notice_is_expected_until_it_leaves() -> None:
     story.rounds(6.0, peers=REST)
     story.finish(6.0, REST)
     assert share(story) == pytest.approx((4 + 2 * 2 / 3) / 6)
+
+
+def test_a_peer_that_holds_its_node_is_not_expected() -> None:
+    story = Story()
+    for peer in REST:
+        (ready,) = story.of("peer_ready", peer)
+        ready["trains"] = False
+    story.rounds(1.0, 2.0, peers=["peer-1"], outcome="alone", group_size=1)
+    story.lose(2.5, REST[0])
+    story.rounds(3.0, peers=["peer-1"], outcome="alone", group_size=1)
+    story.finish(3.0, [REST[1], "peer-1"])
+    assert share(story) == 1.0
+    assert live_share(story.timeline) == 1.0
 
 
 def test_a_joiner_is_expected_from_the_start_of_its_training() -> None:

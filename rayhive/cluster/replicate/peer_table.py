@@ -110,6 +110,7 @@ class PeerRecord:
         late: Whether it started later than the first peers.
         trained: Whether it has the state of the run: it started with the others, loaded the state,
             or was in a group with other peers.
+        trains: Whether it is going to train, and does not hold its node for a baseline.
         heard: Time of its last event [s, Unix time].
     """
 
@@ -130,6 +131,7 @@ class PeerRecord:
     actor_lost: bool = False
     late: bool = False
     trained: bool = True
+    trains: bool = True
     heard: float = field(default_factory=time.time)
 
     @property
@@ -159,6 +161,7 @@ class PeerRecord:
                 self.state, self.addresses = "dht", event.addresses
             case events.PeerReady():
                 self.state, self.processes = "ready", event.processes or {}
+                self.trains = event.trains
             case events.TrainingStarted():
                 self.state = "training"
             case events.Round():
@@ -263,10 +266,11 @@ class PeerTable:
                 return f"{peer.name}: {peer.error}"
         if self.first_finish() is not None:
             return None
-        if all(peer.exited for peer in self.peers.values()):
-            return "no peer is left"
+        left = [peer for peer in self.peers.values() if peer.trains and not peer.exited]
+        if not left:
+            return "no peer is left that trains"
         newest = max(peer.round for peer in self.peers.values())
-        if newest and not any(peer.trained and not peer.exited for peer in self.peers.values()):
+        if newest and not any(peer.trained for peer in left):
             return f"no peer is left that has the state of round {newest}"
         return None
 
