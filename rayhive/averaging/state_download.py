@@ -41,6 +41,8 @@ ASK_S = 10.0
 #: Shortest time between two announcements of this peer's state [s], and of two rounds of it. An
 #: announcement calls several peers of the DHT.
 DECLARE_PAUSE_S, ROUND_PAUSE_S = 1.0, 5.0
+#: Announcements of an unchanged state in the time for which one is valid.
+ANNOUNCEMENTS = 3
 #: Interval at which a peer looks whether its state is that of a newer round [s].
 LOOK_S = 1.0
 #: Largest relative distance between a state and its own digest: codecs may be lossy.
@@ -56,41 +58,47 @@ State = tuple[dict[str, Any], list[torch.Tensor]]
 async def declare_state(
     dht: DHT, key: str, priority: Callable[[], float | None], changed: asyncio.Event, period: float
 ) -> None:
-    """Announce this peer's state in the DHT, on each change and once per period, for ever.
+    """Announce this peer's state in the DHT, on each change and before it expires, for ever.
 
     hivemind announces after every averaged tensor, several times a round. Here announcements are at
     least :data:`DECLARE_PAUSE_S` apart, and :data:`ROUND_PAUSE_S` where both are of trained states:
-    a joiner that finds no trained state begins with its own parameters.
+    a joiner that finds no trained state begins with its own parameters. For the same reason an
+    unchanged state is announced several times while one announcement is valid, and one that failed
+    is repeated.
 
     Args:
         dht: The DHT.
         key: Key of the run's states.
         priority: Returns the priority of the state, or None while it is not shared.
         changed: Set when sharing, or the training of the state, begins or ends.
-        period: Longest time between two announcements [s].
+        period: Time for which an announcement is valid [s].
     """
     shared = priority() is not None
     while True:
         changed.clear()
-        expiration = get_dht_time() + period
+        begun = get_dht_time()
+        renewal = begun + period / ANNOUNCEMENTS
         value = priority()
         if value is not None or shared:  # once more when sharing ends, to retract the entry
             shared = value is not None
-            with contextlib.suppress(Exception):
+            try:
                 await asyncio.wait_for(
                     dht.store(
                         key,
                         subkey=dht.peer_id.to_bytes(),
                         value=value,
-                        expiration_time=expiration,
+                        expiration_time=begun + period,
                         return_future=True,
                     ),
                     period,
                 )
+            except Exception as error:
+                logger.debug(f"the state was not announced: {error!r}")
+                renewal = begun
         await asyncio.sleep(DECLARE_PAUSE_S)
         next_round = get_dht_time() + ROUND_PAUSE_S - DECLARE_PAUSE_S
         while _is_trained(priority()) == _is_trained(value):
-            left = (next_round if priority() != value else expiration) - get_dht_time()
+            left = (next_round if priority() != value else renewal) - get_dht_time()
             if left <= 0.0:
                 break
             changed.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 
+from rayhive.averaging import state_download
 from rayhive.averaging.state_download import LatestDownload, SharedStates, StateDownload
 from rayhive.averaging.tensor_summary import Digest, norm_of, with_digest
 
@@ -197,5 +199,44 @@ def test_a_download_that_was_given_up_ends_when_the_next_one_begins() -> None:
             assert running == [number]
         assert [each.done() for each in callers] == [True, True, False]
         callers[-1].cancel()
+
+    asyncio.run(body())
+
+
+class Entries:
+    """A DHT that notes when an entry was stored and when it expires; the first requests fail."""
+
+    peer_id = SimpleNamespace(to_bytes=lambda: b"me")
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.stored: list[tuple[float, float]] = []
+
+    async def store(self, *args: Any, expiration_time: float, **kwargs: Any) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("no peer answers")
+        self.stored.append((state_download.get_dht_time(), expiration_time))
+
+
+@pytest.mark.parametrize(("failures", "period"), [(0, 1.5), (2, 1e6)])
+def test_an_announced_state_never_expires(
+    failures: int, period: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joiner that found no state would begin with its own parameters."""
+    for name in ("DECLARE_PAUSE_S", "ROUND_PAUSE_S", "LOOK_S"):
+        monkeypatch.setattr(state_download, name, 0.01)
+
+    async def body() -> None:
+        dht: Any = Entries(failures)
+        declaring = asyncio.create_task(
+            state_download.declare_state(dht, "key", lambda: 3.0, asyncio.Event(), period)
+        )
+        async with asyncio.timeout(20.0):
+            while len(dht.stored) < (1 if failures else 3):
+                await asyncio.sleep(0.01)
+        declaring.cancel()
+        for (_, expires), (renewed, _) in itertools.pairwise(dht.stored):
+            assert renewed < expires
 
     asyncio.run(body())
