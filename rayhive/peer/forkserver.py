@@ -92,7 +92,7 @@ class Forkserver:
             while not self._ending:
                 for key, _ in self._selector.select(POLL if self._leaving else None):
                     if key.fileobj is self._server:
-                        self._fork(self._server.accept()[0])
+                        self._accept()
                     elif key.fileobj is self._wakeup:
                         self._wakeup.recv(4096)
                         self._reap()
@@ -102,17 +102,26 @@ class Forkserver:
         finally:
             self._end()
 
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._server.accept()
+        except OSError as error:  # no descriptor is left; the request stays in the queue
+            print(f"cannot accept a request now: {error!r}", file=sys.stderr, flush=True)
+            time.sleep(POLL)
+            return
+        self._fork(connection)
+
     def _fork(self, connection: socket.socket) -> None:
         connection.settimeout(5.0)
         try:
             with connection.makefile("r", encoding="utf-8") as lines:
                 request = json.loads(lines.readline())
-        except (OSError, ValueError) as error:
+            connection.settimeout(None)
+            pid = os.fork()
+        except (OSError, ValueError) as error:  # the other peers live on
             print(f"refused a request: {error!r}", file=sys.stderr, flush=True)
             connection.close()
             return
-        connection.settimeout(None)
-        pid = os.fork()
         if pid == 0:
             self._become_peer(connection, request)
         self._peers[pid] = connection
