@@ -138,17 +138,15 @@ class LiveProgressTracker:
         self._thread.start()
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        checking = asyncio.create_task(self._keep_checking())
-        try:
-            await self._service.run(stop)
-        finally:
-            checking.cancel()
+        loop = asyncio.get_running_loop()
+        loop.call_later(CHECK_S, self._keep_checking, loop)
+        await self._service.run(stop)
 
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_S)
-            self.check_break()
-            self._round_wait.news_s = self._service.round_trip() / 2
+    def _keep_checking(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look for a break, now and again; the loop logs an error of a user's callback."""
+        loop.call_later(CHECK_S, self._keep_checking, loop)
+        self._round_wait.news_s = self._service.round_trip() / 2
+        self.check_break()
 
     def check(self) -> None:
         """Raise if this peer has lost contact with the swarm for good.

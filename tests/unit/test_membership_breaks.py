@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rayhive.membership.heartbeat import HeartbeatService
 from rayhive.membership.progress_tracker import BREAK_S, LiveProgressTracker
 from rayhive.membership.view import Heartbeat
 from tests.unit.clock_fakes import Clock
@@ -45,6 +49,36 @@ def test_only_a_long_break_takes_a_peer_out_until_its_next_batch(
     assert tracker.begin_batch() == 3.0
     tracker.take_part(True)
     assert tracker.begin_batch() is None
+
+
+def test_a_callback_that_fails_ends_no_later_break(
+    tracker: LiveProgressTracker, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(service: HeartbeatService, stop: asyncio.Event) -> None:
+        await stop.wait()
+
+    monkeypatch.setattr(HeartbeatService, "run", run)
+    monkeypatch.setattr(HeartbeatService, "round_trip", lambda service: 0.0)
+    told: list[str] = []
+    again = threading.Event()
+
+    def on_break() -> None:
+        told.append("break")
+        if len(told) == 1:
+            raise OSError("the user's log is full")
+        again.set()
+
+    tracker.start()
+    tracker.follow(lambda *_: None, on_break)
+    tracker.end_batch()
+    clock.now += BREAK_S + 1.0
+    while tracker.takes_part or not told:
+        time.sleep(0.01)
+    tracker.take_part(True)
+    tracker.end_batch()
+    clock.now += BREAK_S + 1.0
+    assert again.wait(20.0) and not tracker.takes_part
+    tracker.shutdown(5.0)
 
 
 def test_the_time_before_the_first_batch_does_not_count_for_the_speed(
