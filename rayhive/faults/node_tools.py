@@ -310,14 +310,14 @@ class FlapArgs(Model):
 
 
 class FlapPhase(Model):
-    """One phase of a flapping link, with the result of a probe of another node.
+    """One phase of a flapping link, with the results of probes of all other nodes together.
 
     Attributes:
         phase: ``down`` or ``up``.
         at: Begin of the phase [s, Unix time].
         sent: Packets sent in each direction; None if there is no other node.
-        out: Packets that arrived at the other node.
-        back: Packets that arrived from it.
+        out: Packets that arrived at the other nodes.
+        back: Packets that arrived from them.
     """
 
     phase: Literal["down", "up"]

@@ -188,6 +188,22 @@ def test_a_peer_has_a_node_before_its_process_runs(monkeypatch: pytest.MonkeyPat
     assert seen == ["after"]
 
 
+@pytest.mark.parametrize(("home", "address"), [("w", "127.0.0.1"), ("h", "10.0.0.1")])
+def test_peers_reach_a_supervisor_on_another_node(
+    home: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head without room for peers, and all of them on one worker."""
+    rooms = [Room("h", 0.0, address="10.0.0.1"), Room("w", 4.0, address="10.0.0.2")]
+    monkeypatch.setattr(raylets, "nodes", lambda: rooms)
+
+    async def listen(name: str, item: object) -> None:
+        pass
+
+    agents = NodeAgents(SPEC, AgentOptions(), 60.0, "supervisor")
+    swarm = Swarm(SPEC, Placed("w", "w", "w"), agents, listen, 60.0, home, PeerPool())
+    assert swarm.home_address() == address
+
+
 def _agent(**answers: Any) -> Any:
     async def call(key: str, method: str, *_: Any) -> Any:
         if isinstance(answers[method], Exception):

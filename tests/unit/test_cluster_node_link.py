@@ -13,7 +13,7 @@ import pytest
 from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.node.runs import Runs
 from rayhive.cluster.node.tools import Toolbox
-from rayhive.faults.node_tools import LinkChange
+from rayhive.faults.node_tools import Arrived, FlapState, LinkChange
 from rayhive.spec import Link
 
 MADE = Link(rate_mbit=100.0, delay_ms=10.0, loss=0.0)
@@ -43,6 +43,45 @@ def link(monkeypatch: pytest.MonkeyPatch) -> NodeLink:
     monkeypatch.setattr(NodeLink, "_do", do)
     monkeypatch.setattr(NodeLink, "_with_veth", with_veth)
     return NodeLink("folder", 1)
+
+
+def test_a_flapping_link_is_up_although_another_node_is_cut(tmp_path: Path) -> None:
+    runs = Runs()
+    runs["run"] = tmp_path
+
+    class Cut(NodeLink):
+        """A link to two nodes, of which the first is cut itself."""
+
+        down = False
+
+        async def neighbours(self) -> list[str]:
+            return ["10.0.0.2", "10.0.0.3"]
+
+        async def cut(self, name: str, keep: Any = (), direction: str = "both") -> list[str]:
+            self.down = True
+            return await self.neighbours()
+
+        async def mend(self, name: str) -> int:
+            self.down = False
+            return 0
+
+        async def reach(self, address: str, count: int = 10, patience_s: float = 1.0) -> Arrived:
+            got = 0 if self.down or address == "10.0.0.2" else count
+            return Arrived(sent=count, out=got, back=got)
+
+    async def body() -> FlapState:
+        toolbox = Toolbox(runs, Cut())
+        given = {"down_s": 0.1, "up_s": 0.1, "times": 1}
+        state = await toolbox.use("run", "flapping", "f0", "start", given)
+        while len(FlapState.model_validate(state).phases) < 2:
+            await asyncio.sleep(0.01)
+            state = await toolbox.use("run", "flapping", "f0", "state", None)
+        await toolbox.release("run")
+        return FlapState.model_validate(state)
+
+    down, up = asyncio.run(body()).phases
+    assert (down.sent, down.out, down.back) == (10, 0, 0)
+    assert (up.sent, up.out, up.back) == (10, 5, 5)
 
 
 @pytest.mark.parametrize(("first", "left"), [("f0", 1.0), ("f1", 5.0)])

@@ -233,6 +233,17 @@ def test_a_cut_that_takes_too_much_is_no_proof() -> None:
     assert not asyncio.run(run(halves, TooMuch()))["ok"]
 
 
+@pytest.mark.parametrize("direction", ["out", "in"])
+def test_several_nodes_may_be_cut_in_one_direction(direction: str) -> None:
+    """Between two of them no packet arrives, as each is cut from the other."""
+    nodes = ("node-0", "node-1")
+    one_way = fault("partition", nodes, mode="one-way", direction=direction)
+    seen = asyncio.run(run(one_way, Agents()))
+    assert seen["ok"], seen
+    full = asyncio.run(run(fault("partition", nodes, mode="full"), Agents()))
+    assert full["ok"], full
+
+
 @pytest.mark.parametrize("args", [{"rate_mbit": 0}, {"rate": 5}, {"rate_mbit": float("nan")}])
 def test_parameters_are_checked(args: dict[str, Any]) -> None:
     with pytest.raises(ValueError):

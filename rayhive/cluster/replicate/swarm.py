@@ -219,14 +219,15 @@ class Swarm:
         self._relays.append(asyncio.create_task(stream))
 
     def _address(self, node: str) -> str:
-        """Return the address on which a peer listens."""
+        """Return the address of a node for the peers of this replicate."""
         if node not in self._addresses:
             self._addresses = {
                 room.node: room.labels.get(DATA_ADDRESS_LABEL) or room.address
                 for room in raylets.nodes()
             }
         # With a plan, a peer may later start on another node, which cannot reach a loopback.
-        several = set(self._reservation.nodes) if self._spec.plan is None else self._addresses
+        nodes = {*self._reservation.nodes, node}  # the supervisor's need not be among them
+        several = nodes if self._spec.plan is None else self._addresses
         return "127.0.0.1" if len(several) == 1 else self._addresses[node]
 
     def home_address(self) -> str:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from rayhive.cluster.node.tools.base import Site, Tool
 from rayhive.errors import ClusterError
@@ -18,7 +19,10 @@ _PROBES = 5
 
 
 class FlappingTool(Tool[FlapArgs, FlapState]):
-    """Cuts and mends the link in the background, and probes another node in each phase."""
+    """Cuts and mends the link in the background, and probes the other nodes in each phase.
+
+    One of them may be cut itself, so that a single one would not tell whether this link is up.
+    """
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -31,7 +35,7 @@ class FlappingTool(Tool[FlapArgs, FlapState]):
         await self._settle()
         others = await self.site.link.neighbours()
         self._phases, self._ended = [], asyncio.Event()
-        self._task = asyncio.create_task(self._flap(args, others[0] if others else None))
+        self._task = asyncio.create_task(self._flap(args, others))
         return await self.state()
 
     async def state(self) -> FlapState:
@@ -51,16 +55,22 @@ class FlappingTool(Tool[FlapArgs, FlapState]):
                 await task
         await self.site.link.mend(self.site.subject)
 
-    async def _flap(self, args: FlapArgs, other: str | None) -> None:
+    async def _probe(self, others: Sequence[str], patience_s: float) -> dict[str, int]:
+        """Return the packets to and from all other nodes together."""
+        link = self.site.link
+        found = await asyncio.gather(*(link.reach(other, _PROBES, patience_s) for other in others))
+        if not found:
+            return {}
+        sent, out = sum(each.sent for each in found), sum(each.out for each in found)
+        return {"sent": sent, "out": out, "back": sum(each.back for each in found)}
+
+    async def _flap(self, args: FlapArgs, others: Sequence[str]) -> None:
         link, subject = self.site.link, self.site.subject
         for _ in itertools.count() if args.times is None else range(args.times):
             for phase, seconds in zip(_PHASES, (args.down_s, args.up_s), strict=True):
                 at, end = time.time(), time.monotonic() + seconds
                 await (link.cut(subject) if phase == "down" else link.mend(subject))
-                probe: dict[str, Any] = {}
-                if other is not None:
-                    found = await link.reach(other, _PROBES, min(1.0, seconds / 2))
-                    probe = found.model_dump()
+                probe = await self._probe(others, min(1.0, seconds / 2))
                 self._phases.append(FlapPhase(phase=phase, at=at, **probe))
                 with contextlib.suppress(asyncio.TimeoutError):
                     left = max(0.0, end - time.monotonic())
