@@ -54,7 +54,7 @@ class EmbeddedRay:
         self.directory = Path(tempfile.mkdtemp(prefix=process_group.DIRECTORY_PREFIX, dir=base))
         self.agents = self.directory / "a"
         process_group.claim(self.directory, os.getpid())
-        self._reaper = start_reaper(process_group.__name__, str(self.directory))
+        self._reaper = start_reaper(process_group.__name__, self.directory)
         try:
             if port is None:  # Ray's agents, which take long to start, only serve metrics here
                 refuse_dashboard()

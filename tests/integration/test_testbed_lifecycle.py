@@ -17,6 +17,7 @@ import pytest
 
 from rayhive.cli import main
 from rayhive.cluster.node import cgroups, process_group
+from rayhive.cluster.node.processes import start_reaper
 from rayhive.cluster.node.tools.small_disk import SmallDisk
 from rayhive.cluster.testbed import Testbed, lifecycle, namespaces, raylets, state
 from rayhive.errors import ClusterError, ConfigError
@@ -101,6 +102,37 @@ def test_a_failed_creation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert state.numbers() == before
     number = next(n for n in range(200) if n not in before)
     assert remains(number) == []
+
+
+@needs_testbed
+def test_a_failed_testbed_leaves_no_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook it would wait until the notebook ends."""
+    started: list[int | None] = []
+    testbed = Testbed(config(DELAYED), ray=False)
+
+    def broken(*given: object) -> None:
+        started.append(testbed.reaper)
+        raise ClusterError("planted")
+
+    monkeypatch.setattr(lifecycle, "limit_cpu", broken)
+    with pytest.raises(ClusterError, match="planted"):
+        testbed.__enter__()
+    (reaper,) = started
+    assert reaper is not None and not psutil.pid_exists(reaper)
+
+
+@needs_testbed
+def test_a_reaper_spares_a_testbed_of_another_process() -> None:
+    """One that got the number of a testbed that has ended before its process."""
+    made = lifecycle.up(config({}), ray=False)
+    try:
+        with start_reaper(lifecycle.__name__, made.number, os.getpid(), 1) as reaper:
+            assert reaper.stdin is not None
+            reaper.stdin.close()
+            assert reaper.wait(60.0) == 0
+        assert made.number in state.numbers() and remains(made.number)
+    finally:
+        lifecycle.down(made.number)
 
 
 @needs_testbed

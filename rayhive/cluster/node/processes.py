@@ -88,15 +88,15 @@ def import_paths() -> list[str]:
     )
 
 
-def start_reaper(module: str, argument: str) -> subprocess.Popen[bytes]:
+def start_reaper(module: str, *arguments: object) -> subprocess.Popen[bytes]:
     """Start a reaper for this process; closing its standard input ends its wait.
 
     Args:
         module: Module to run; it calls :func:`await_owner` first.
-        argument: Its command-line argument.
+        arguments: Its command-line arguments.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", module, argument],
+        [sys.executable, "-m", module, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -265,18 +266,26 @@ class Testbed:
 
     def __enter__(self) -> Testbed:
         owner = (os.getpid(), started(os.getpid()) or 0)
-        self._state = up(self._config, owner, self._start_reaper, self._ray)
+        try:
+            self._state = up(self._config, owner, partial(self._start_reaper, owner), self._ray)
+        except BaseException:
+            self._end_reaper()
+            raise
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._state is not None:
             down(self._state.number)
-        if self._reaper is not None and self._reaper.stdin is not None:
-            self._reaper.stdin.close()
-            self._reaper.wait(_REAPER_TIMEOUT)
+        self._end_reaper()
 
-    def _start_reaper(self, number: int) -> None:
-        self._reaper = start_reaper(__name__, str(number))
+    def _start_reaper(self, owner: tuple[int, int], number: int) -> None:
+        self._reaper = start_reaper(__name__, number, *owner)
+
+    def _end_reaper(self) -> None:
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None and reaper.stdin is not None:
+            reaper.stdin.close()
+            reaper.wait(_REAPER_TIMEOUT)
 
     @property
     def state(self) -> TestbedState:
@@ -344,12 +353,16 @@ def hosted(swarm: SwarmConfig, address: str | None, later: int = 0) -> Iterator[
         yield testbed.address
 
 
-def main(number: int) -> None:
-    """Wait for the end of the testbed's process, then remove what remains of the testbed."""
+def main(number: int, *owner: int) -> None:
+    """Wait for the end of a testbed's owner, then remove what remains of the testbed.
+
+    Meanwhile another process may have made a testbed of the same number.
+    """
     await_owner()
-    if state.folder_of(number).exists():
-        down(number)
+    with contextlib.suppress(ClusterError):  # nothing remains
+        if state.load(state.folder_of(number)).owner == owner:
+            down(number)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
