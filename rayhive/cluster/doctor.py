@@ -21,7 +21,7 @@ import psutil
 from packaging.requirements import Requirement
 from pyroute2.netlink.exceptions import NetlinkError
 
-from rayhive.cluster.node import capabilities, machine, process_group
+from rayhive.cluster.node import capabilities, cgroups, machine, process_group
 from rayhive.cluster.node.notice_watch import found_sources
 from rayhive.cluster.node.processes import started
 from rayhive.cluster.node.tools import small_disk
@@ -204,8 +204,11 @@ def _control_groups() -> Found:
     second = (root / "cgroup.controllers").exists()
     folder = root if second else root / "cpu"
     ok = folder.is_dir() and os.access(folder, os.W_OK)
-    detail = f"version {2 if second else 1}, {'writable' if ok else 'not writable'}"
-    return ok, detail, f"give this user a writable group below {folder}"
+    detail = "writable" if ok else "not writable"
+    if ok and second and not cgroups.may_limit_children(folder):
+        ok, detail = False, "writable, but with processes beside which groups can have no limits"
+    version = 2 if second else 1
+    return ok, f"version {version}, {detail}", f"give this user a writable group below {folder}"
 
 
 @_check("link shaping", _PROCESS_FAULTS, needed=False)

@@ -83,7 +83,32 @@ def test_version_2_goes_beside_a_group_that_shares_nothing_out(
     limit.release()
     assert cgroups.made_here() == []
 
+    (home / "cpu.max").write_text("20000 100000\n")
+    with pytest.raises(ClusterError, match=r"0\.25 cores must be less than the 0\.2 of now"):
+        cgroups.CpuLimit("x", 0.25)  # beside its home a process would get more than now
+    assert cgroups.made_here() == []
+    cgroups.CpuLimit("x", 0.1).release()
+
     (home / "cgroup.subtree_control").write_text("cpu memory\n")
     inside = cgroups.CpuLimit("x", 0.25)
     assert inside.folder.parent == home
     inside.release()
+
+
+@pytest.mark.parametrize(
+    ("type_", "shared_out", "takes"),
+    [(None, "", True), ("domain", "", False), ("domain", "cpu memory", True)],
+    ids=["root", "group of a container", "group without processes"],
+)
+def test_testbeds_need_a_group_whose_children_can_have_limits(
+    type_: str | None, shared_out: str, takes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory\n")
+    control = tmp_path / "cgroup.subtree_control"
+    control.write_text(shared_out)
+    if type_ is not None:
+        (tmp_path / "cgroup.type").write_text(type_)
+    assert cgroups.home_of_testbeds() == (tmp_path if takes else None)
+    if not takes:
+        assert control.read_text() == shared_out  # nothing was changed

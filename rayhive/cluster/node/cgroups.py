@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -92,16 +93,33 @@ def limit(folder: Path, cores: float | None, period_us: int) -> None:
         raise ClusterError(f"{folder} takes no CPU quota: {error}") from error
 
 
+def _cores(folder: Path) -> float:
+    """Return the limit of a group of version 2 [s/s]; infinity if it has none."""
+    quota, period = (*_words(folder / "cpu.max"), "max", "1")[:2]
+    return math.inf if quota == "max" else int(quota) / int(period)
+
+
 def members(folder: Path) -> list[int]:
     """Return the processes in a group and in its child groups."""
     return [int(word) for file in folder.rglob("cgroup.procs") for word in _words(file)]
 
 
+def may_limit_children(folder: Path) -> bool:
+    """Return whether child groups of a mount of version 2 can have limits of CPU time.
+
+    Only the root group, which has no type, may hold processes besides. In a container the mount is
+    often another group.
+    """
+    root = not (folder / "cgroup.type").exists()
+    return root or "cpu" in _words(folder / "cgroup.subtree_control")
+
+
 def home_of_testbeds() -> Path | None:
-    """Return the folder for the groups of testbeds' nodes; None if it is not writable."""
+    """Return the folder for the groups of testbeds' nodes; None if it takes none."""
     if (_ROOT / "cgroup.controllers").is_file():
-        # In version 2, only the root group may hold processes and have child groups with limits.
         folder = _ROOT
+        if not may_limit_children(folder):
+            return None
         with contextlib.suppress(OSError):
             write(folder, "cgroup.subtree_control", "+cpu")
     else:
@@ -120,7 +138,8 @@ class CpuLimit:
         cores: CPU time [s/s].
 
     Raises:
-        ClusterError: The kernel does not allow it.
+        ClusterError: The kernel does not allow it, or the limit would lift the one that the group
+            of this process has.
     """
 
     def __init__(self, label: str, cores: float) -> None:
@@ -128,6 +147,8 @@ class CpuLimit:
         parent = self._home
         if version == 2 and "cpu" not in _words(parent / "cgroup.subtree_control"):
             parent = parent.parent  # a group with processes can't delegate
+            if cores >= (present := _cores(self._home)):
+                raise ClusterError(f"{cores:g} cores must be less than the {present:g} of now")
         self.folder = parent / f"{PREFIX}{os.getpid()}.{started(os.getpid())}-{label}"
         try:
             self.folder.mkdir()
