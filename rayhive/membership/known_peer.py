@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from rayhive.membership.announcements import Heartbeat
 
+#: Time for which a dead peer is remembered that had left the run [s]. It is still called meanwhile.
+LEFT_S = 60.0
+
 
 @dataclass
 class KnownPeer:
@@ -17,6 +20,7 @@ class KnownPeer:
         received: Time at which it lived for certain: of its last message, or of the newest
             announcement that came through other peers.
         announced: Time of its newest announcement, also if that came through other peers.
+        left: Whether it has left the run, to end or to load a state.
         progressed: Time of its last progress.
         returned: Time at which it became known, or came back.
         unreachable: Whether it was given up and not heard of since.
@@ -33,6 +37,7 @@ class KnownPeer:
     progressed: float
     returned: float
     announced: float = -math.inf
+    left: bool = False
     unreachable: bool = False
     lost_at: float = -math.inf
     lost_in: int | None = None
@@ -40,6 +45,15 @@ class KnownPeer:
     left_out: int = 0
     unmet: int = 0
     unmet_until: float = -math.inf
+
+    def take(self, heartbeat: Heartbeat, announced: float) -> None:
+        """Take in a newer announcement, made at this time [s]."""
+        self.left = (self.left or self.heartbeat.in_run) and not heartbeat.in_run
+        self.heartbeat, self.announced = heartbeat, max(self.announced, announced)
+
+    def is_recent(self, now: float, seconds: float) -> bool:
+        """Return whether it lived in the last seconds, for which a dead peer is remembered."""
+        return now - self.received <= (min(seconds, LEFT_S) if self.left else seconds)
 
     def reached(self, now: float) -> int:
         """Return the last round that it has finished, as far as this peer knows.

@@ -337,7 +337,8 @@ class Protocol:
         """Notice what no message tells."""
         self.changes += 1
         self.view.note_losses()
-        self.view.forget(self.forget_after)
+        if self.view.forget(self.forget_after):
+            self._rearrange(self.clock())
         self._report()
         self._follow()
         self._checks += self._reports.doubted()

@@ -116,7 +116,7 @@ class MembershipView:
             self._note_return(peer)
         if peer.heartbeat.version >= heartbeat.version:
             return False
-        peer.heartbeat, peer.announced = heartbeat, max(peer.announced, now - age)
+        peer.take(heartbeat, now - age)
         self._note_return(peer)  # also when relayed: all peers should note it at the same time
         return True
 
@@ -196,11 +196,8 @@ class MembershipView:
 
     def lost(self) -> frozenset[bytes]:
         """Return the ids of dead peers that did not announce that they leave."""
-        return frozenset(
-            peer_id
-            for peer_id, peer in self._others.items()
-            if peer.heartbeat.in_run and not self._alive(peer)
-        )
+        others = self._others.items()
+        return frozenset(i for i, p in others if p.heartbeat.in_run and not self._alive(p))
 
     def _note_return(self, peer: KnownPeer) -> None:
         since, peer.lost_in = peer.lost_in, None
@@ -221,11 +218,12 @@ class MembershipView:
         if self._reunion is not None:
             self._reunion = Reunion(self._reunion.since + rounds, self._reunion.peers)
 
-    def forget(self, seconds: float) -> None:
-        """Drop dead peers without a message for so long [s]."""
-        oldest = self._clock() - seconds
-        kept = {i: p for i, p in self._others.items() if p.received >= oldest or self._alive(p)}
+    def forget(self, seconds: float) -> bool:
+        """Drop dead peers without a message for so long [s], or that left; return if any were."""
+        now, before = self._clock(), self._others
+        kept = {i: p for i, p in before.items() if self._alive(p) or p.is_recent(now, seconds)}
         self._others = kept
+        return len(kept) < len(before)
 
     # -- peers -------------------------------------------------------------------------------------
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks.simulated_swarm import HEARTBEAT_S, SILENCE_S, SimulatedSwarm
+from rayhive.membership.known_peer import LEFT_S
 from rayhive.membership.protocol import FAILURES, Protocol
 from rayhive.membership.signs import SLOTS, SignsOfLife
 from rayhive.membership.view import Heartbeat, MembershipView
@@ -89,6 +91,26 @@ def test_calls_that_fail_beside_data_do_not_count(view: MembershipView, clock: C
         clock.now += HEARTBEAT_S if given_up else 0.0  # until then, the next calls are due at once
     assert given_up == [B]
     assert view.alive_ids() == {b"own", A}
+
+
+def test_a_peer_that_left_is_not_called_for_ever(view: MembershipView, clock: Clock) -> None:
+    protocol = Protocol(view, clock, HEARTBEAT_S)
+    (left,) = (each for each in view.known() if each.peer_id == A)
+    view.receive(replace(left, version=left.version + 1, takes_part=False))
+
+    def called(seconds: float) -> set[bytes]:
+        peers, end = set(), clock.now + seconds
+        while clock.now < end:
+            calls = protocol.due()
+            for call in calls:
+                peers.add(call.peer)
+                protocol.failed(call)
+            clock.now += HEARTBEAT_S
+        return peers
+
+    assert called(LEFT_S) == {A, B}
+    called(2.0)
+    assert called(LEFT_S) == {B}  # it was lost, and may come back
 
 
 @pytest.mark.parametrize("size", [3, 9])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rayhive.membership.known_peer import LEFT_S
 from rayhive.membership.view import Heartbeat, MembershipView
 from tests.unit.clock_fakes import Clock
 
@@ -135,6 +136,20 @@ def test_dead_peers_are_forgotten_after_a_while(view: MembershipView, clock: Clo
     clock.now += 61.0
     view.forget(60.0)
     assert view.known() == []
+
+
+def test_dead_peers_that_had_left_are_forgotten_sooner(view: MembershipView, clock: Clock) -> None:
+    """They are called until then; one that starts is called longer: it may be cut off."""
+    for name, began in (("left", True), ("lost", True), ("starts", False), ("back", True)):
+        view.receive(heartbeat(name, takes_part=began))
+    for name in ("left", "back"):
+        view.receive(heartbeat(name, version=2, takes_part=False))
+    view.receive(heartbeat("back", version=3))
+    clock.now += LEFT_S
+    assert not view.forget(3600.0)
+    clock.now += 1.0
+    assert view.forget(3600.0) and not view.forget(3600.0)
+    assert set(names(view.known())) == {"lost", "starts", "back"}
 
 
 def test_only_samples_of_participants_in_the_newest_round_count(view: MembershipView) -> None:
