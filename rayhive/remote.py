@@ -235,8 +235,13 @@ class RemoteFolder:
         return f"{self._root}/{name}"
 
     def _put(self, file: Path, name: str) -> None:
+        at = self._at(name)
+        if "file" not in _protocols(self._fs):
+            self._fs.put_file(str(file), at)
+            return
         self._make_parent(name)
-        self._fs.put_file(str(file), self._at(name))
+        with replaced(Path(at)) as new:  # a copy that ends halfway leaves the file of before
+            self._fs.put_file(str(file), str(new))
 
     def _make_parent(self, name: str) -> None:
         """Make the folder of a file; object storage has none, and might make a bucket instead."""
@@ -268,7 +273,8 @@ class RemoteFolder:
         except FileNotFoundError:
             return {}
         names = {str(at)[len(self._root) :].lstrip("/"): info for at, info in found.items()}
-        return {name: info for name, info in names.items() if name not in ("", MARK)}
+        names = {name: info for name, info in names.items() if name not in ("", MARK)}
+        return {name: info for name, info in names.items() if not is_unfinished(Path(name))}
 
     def _reading(self, request: Callable[[], T]) -> T:
         try:

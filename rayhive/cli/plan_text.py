@@ -42,7 +42,9 @@ def study_plan_lines(plan: Plan) -> Iterator[str]:
         yield "  the scenario none was added as the twin of the faulted scenarios"
     for scenario in plan.scenarios:
         yield f"  {scenario.name}: {describe(scenario)}"
-    rounds = "" if plan.rounds is None else f"{plan.rounds} rounds, "
+    counts = {row.rounds for row in plan.configurations if row.rounds is not None}
+    ends = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else ""
+    rounds = f"{ends} rounds, " if counts else ""
     yield (
         f"  each at most {rounds}{clock(config.budget.seconds_per_replicate)} of training; "
         f"all at most {clock(plan.longest_s)}, plus some seconds for each start"

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayhive.columns import Row, replicate_columns
+from rayhive.columns import Row, metric_columns, replicate_columns
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.metrics.groups.convergence import EvaluationPoint, evaluations
 from rayhive.metrics.logs import timeline_of_row
@@ -57,7 +57,8 @@ def runs(folder: Path, results: Results) -> Iterator[LoggedRun]:
         folder: The run folder.
         results: Its results.
     """
-    columns = [column for column in replicate_columns() if column.group not in _DESCRIPTION]
+    columns = replicate_columns(metric_columns(results.rows))
+    columns = tuple(column for column in columns if column.group not in _DESCRIPTION)
     several = len({row["code"] for row in results.rows}) > 1
     for row in results.rows:
         place = place_of(row)

@@ -20,8 +20,11 @@ from rayhive.sweep.space import LISTABLE
 
 #: Configurations that a plan lists; further ones are only counted.
 LISTED = 32
-#: Axes that determine the bytes of parameters.
-_OF_PARAMETERS = ("average_state_every", "state_codec")
+#: Axes that determine bytes or samples of a round, besides those that a payload depends on.
+_OF_ROUNDS = (
+    "average_state_every", "state_codec", "local_steps", "outer_momentum", "inner_state",
+    "fragments", "group_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def _corners(space: Space) -> Iterator[Configuration]:
 
     def corners(axis: Axis) -> tuple[Any, ...]:
         points = tuple(dict.fromkeys(ends(getattr(space, axis.name))))
-        sends = axis.payload_argument is not None or axis.name in _OF_PARAMETERS
+        sends = axis.payload_argument is not None or axis.name in _OF_ROUNDS
         return points if sends else points[:1]
 
     yield from islice(combinations(corners), LISTABLE)

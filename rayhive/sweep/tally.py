@@ -64,7 +64,8 @@ class Eta:
         if not self._durations:
             return None
         mean = fmean(self._durations)
-        return (left * mean - sum(min(each, mean) for each in running_s)) / at_once
+        spent = sum(min(each, mean) for each in running_s)
+        return (left * mean - spent) / min(at_once, left)
 
 
 @dataclass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -108,6 +110,33 @@ def test_another_machine_gets_the_finished_replicates_and_a_whole_database(
     assert local(local_folder(url)) == local(other) and local_folder(url) != other
 
 
+def test_a_copy_that_ends_halfway_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a shared file system that is full, or when the driver's machine dies."""
+    on_machine(monkeypatch, tmp_path, 1)
+    url = f"file://{tmp_path}/far/run"
+    remote = begun(url)
+    with closing(database(remote.path / "study.db", "first")) as open_database:
+        remote.push()
+        open_database.execute("INSERT INTO trials VALUES ('second')")
+        open_database.commit()
+
+    def half(source: str, target: str) -> None:
+        Path(target).write_bytes(Path(source).read_bytes()[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", half)
+        with pytest.raises(RayhiveError, match="No space left"):
+            remote.push()
+    (tmp_path / "far" / "run" / ".study.db.1.new").write_bytes(b"SQLite")  # of a dead machine
+    on_machine(monkeypatch, tmp_path, 2)
+    other = RemoteFolder(url).begin()
+    assert trials(other / "study.db") == ["first"]
+    assert local(other) == {"study.db"}
+
+
 def test_only_what_has_changed_is_copied(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = begun(url)
     first, second = replicate(remote.path, 0), replicate(remote.path, 1)
@@ -118,7 +147,9 @@ def test_only_what_has_changed_is_copied(url: str, monkeypatch: pytest.MonkeyPat
     put = fs.put_file
 
     def counted(self: Any, lpath: str, rpath: str, **kwargs: Any) -> Any:
-        sent.append(rpath.partition("/run/")[2])
+        to = Path(rpath.partition("/run/")[2])
+        name = to.name.removesuffix(f".{os.getpid()}.new")  # of a shared folder
+        sent.append(str(to.with_name(name.removeprefix(".") if name != to.name else name)))
         return put(self, lpath, rpath, **kwargs)
 
     monkeypatch.setattr(fs, "put_file", counted)

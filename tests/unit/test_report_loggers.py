@@ -34,6 +34,7 @@ def test_a_replicate_is_a_run_with_its_configuration_curve_and_row(folder: Path)
         assert run.parameters["codec"] == row["codec"]
         assert run.parameters["seed"] == row["seed"]
         assert run.final["final_loss"] == row["final_loss"] == run.points[-1].values["loss"]
+        assert run.final["metric.accuracy"] == row["metric.accuracy"]
         assert not run.final.keys() & run.parameters.keys()
         samples = [point.samples for point in run.points]
         assert samples == sorted(samples) and len(samples) > 1

@@ -62,8 +62,10 @@ def test_the_remaining_time_is_the_mean_duration_times_the_rest() -> None:
     assert eta.remaining_s(running_s=[5]) == 40
     assert eta.remaining_s(running_s=[500]) == 30  # a slow one does not make the rest negative
     assert eta.remaining_s(running_s=[5, 7], at_once=2) == (3 * 15 - 12) / 2
-    for _ in range(3):
-        eta.add(1)
+    eta.add(15)
+    eta.add(15)
+    assert eta.remaining_s(running_s=[5], at_once=4) == 10  # one is left, and runs alone
+    eta.add(1)
     assert eta.remaining_s() == 0
 
 

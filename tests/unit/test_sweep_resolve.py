@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rayhive.cli.plan_text import study_plan_lines
 from rayhive.cluster.node import capabilities
 from rayhive.errors import ConfigError
 from rayhive.faults.target import CAPABILITIES
@@ -145,6 +146,26 @@ def test_a_plan_counts_and_predicts() -> None:
     assert dense.bytes_per_round == plan.dense_bytes == 2 * half.bytes_per_round
     assert (dense.ratio, half.ratio) == (1, 2)
     assert not dense.enqueued and dense.exact
+
+
+@pytest.mark.parametrize(
+    ("space", "column", "values"),
+    [
+        ({"local_steps": [None, 4, 16]}, "local_steps", [None, 4, 16]),
+        ({"local_steps": 16, "group_size": ["all", 2]}, "group_size", ["all", 2]),
+    ],
+)
+def test_a_plan_lists_what_changes_the_bytes_of_a_sample(
+    space: dict[str, Any], column: str, values: list[Any]
+) -> None:
+    swarm = {"peers": 4, "target_batch_size": 256}
+    budget = {"samples_per_replicate": 256 * 64}
+    plan = make_plan(resolve({**BASE, "swarm": swarm, "budget": budget, "space": space}))
+    rows = plan.configurations
+    assert [getattr(row.configuration, column) for row in rows] == values
+    assert len({row.bytes_per_sample for row in rows}) == len(rows)
+    text = "\n".join(study_plan_lines(plan))
+    assert f"each at most {'4 to 64' if None in values else '4'} rounds" in text
 
 
 def test_a_plan_of_a_wide_space_lists_its_corners() -> None:
