@@ -29,12 +29,14 @@ class Member(ABC):
         batches_per_round: Micro-batches of this peer between two optimizer steps.
         round_size: Samples of all members together in a round.
         in_step: Whether members need each other in every round, and so stop in the same one.
+        schedules_rounds: Whether its strategy steps the scheduler of the learning rate.
         stopping: Returns whether the peer is asked to stop.
     """
 
     batches_per_round: int = 1
     round_size: int
     in_step: bool = True
+    schedules_rounds: bool = False
 
     def __init__(self, spec: PeerSpec, batch_size: int) -> None:
         self.spec, self.batch_size = spec, batch_size

@@ -17,6 +17,7 @@ class PlainPeer(Member):
     """One peer of a swarm whose averagers are hivemind's."""
 
     in_step = False
+    schedules_rounds = True
 
     def __init__(self, spec: PeerSpec, batch_size: int) -> None:
         super().__init__(spec, batch_size)

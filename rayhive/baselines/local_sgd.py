@@ -37,7 +37,8 @@ class ParameterAveraging(MeasuredDDP):
         if self._steps % self._period == 0:
             assert self.model is not None and dist.group.WORLD is not None
             self._traffic.bucket_ready()
-            average_parameters(self.model.parameters(), dist.group.WORLD)
+            trained = (each for each in self.model.parameters() if each.requires_grad)
+            average_parameters(trained, dist.group.WORLD)
             self._traffic.backward_ended()
         return output
 

@@ -145,6 +145,12 @@ class Capacity:
         return frozenset(self._present[n][0] for n in (self._between[at - 1] if at else ()))
 
 
+def initial_trainers(timeline: Timeline) -> int:
+    """Return the number of the peers that started together and train."""
+    peers = timeline.spec.swarm.peers
+    return peers - sum(not timeline.incarnations[name].joined(peers) for name in timeline.holders)
+
+
 def live_share(timeline: Timeline) -> float | None:
     """Return the mean number of live peers during the training / the number that began.
 
@@ -156,6 +162,4 @@ def live_share(timeline: Timeline) -> float | None:
         return None
     begin, end = timeline.span
     seconds = Capacity(timeline, from_start=False).peer_seconds(begin, end)
-    peers = timeline.spec.swarm.peers
-    holders = sum(not timeline.incarnations[name].joined(peers) for name in timeline.holders)
-    return seconds / ((end - begin) * (peers - holders))
+    return seconds / ((end - begin) * initial_trainers(timeline))

@@ -141,7 +141,8 @@ class BaselineTraining(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report ready, and wait for the start of training."""
-        for config in trainer.lr_scheduler_configs:  # one scheduler step is one round
+        own = self._member.schedules_rounds
+        for config in () if own else trainer.lr_scheduler_configs:  # one step of it is one round
             if not isinstance(config.scheduler, ReduceLROnPlateau):
                 config.interval, config.frequency = "step", 1
         self._sketch = WeightsSketch(list(trained(pl_module)))

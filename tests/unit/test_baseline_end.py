@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from rayhive.peer.channel import Channel
 from rayhive.peer.from_spec import PeerFit
 from rayhive.registry import BASELINES
 from rayhive.spec.replicate import PeerSpec
+from rayhive.workloads.digits import Digits
 
 ROUNDS = 3
 
@@ -61,17 +63,8 @@ class Miss(Callback):
             raise RuntimeError("gloo: Connection closed by peer")
 
 
-def events_of(
-    seed: int = 7,
-    poisoned: int | None = None,
-    misses: int | None = None,
-    baseline: str = "single",
-    begins: Callable[[Any], None] = lambda kind: None,
-    samples: int = 16 * ROUNDS,
-    **settings: Any,
-) -> list[Event]:
-    """Return the events of a peer that trains alone for some rounds of two batches."""
-    spec = PeerSpec.model_validate(
+def spec_of(seed: int = 7, baseline: str = "single", samples: int = 16, **given: Any) -> PeerSpec:
+    return PeerSpec.model_validate(
         {
             "run_id": "end",
             "peer": 0,
@@ -83,9 +76,22 @@ def events_of(
             "budget": {"samples_per_replicate": samples, "seconds_per_replicate": 60},
             "evaluation": {"every_samples": 16 * ROUNDS},
             "baseline": baseline,
-            **settings,
+            **given,
         }
     )
+
+
+def events_of(
+    seed: int = 7,
+    poisoned: int | None = None,
+    misses: int | None = None,
+    baseline: str = "single",
+    begins: Callable[[Any], None] = lambda kind: None,
+    samples: int = 16 * ROUNDS,
+    **settings: Any,
+) -> list[Event]:
+    """Return the events of a peer that trains alone for some rounds of two batches."""
+    spec = spec_of(seed, baseline, samples, **settings)
     emitted: list[Event] = []
     channel = SimpleNamespace(emit=emitted.append, wait_for=begins, notice=None, stop_reason=None)
     channel.has_left = False
@@ -165,10 +171,38 @@ def test_a_member_of_ddp_exchanges_nothing_before_a_batch(monkeypatch: pytest.Mo
     assert not broadcasts
 
 
+@pytest.mark.parametrize(("baseline", "once_a_batch"), [("ddp", True), ("hivemind", False)])
+def test_a_schedule_that_the_strategy_steps_is_left_alone(
+    baseline: str, once_a_batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hivemind steps it once a round; of DDP, a step of the optimizer is a round."""
+    monkeypatch.setattr(BaselineTraining, "_begin", lambda *_: None)
+    spec = spec_of(baseline=baseline)
+    member = BASELINES.get(baseline)().member(spec, 8)
+    training = BaselineTraining(spec, Any, member, SimpleNamespace(emit=Any), {})  # type: ignore[arg-type]
+    config = SimpleNamespace(scheduler=None, interval="epoch", frequency=sys.maxsize)
+    trainer: Any = SimpleNamespace(lr_scheduler_configs=[config])
+    training.on_train_start(trainer, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+    assert (config.interval, config.frequency) == (
+        ("step", 1) if once_a_batch else ("epoch", sys.maxsize)
+    )
+
+
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.usefixtures("own_environment")
 def test_a_member_of_local_sgd_averages_after_each_round_of_steps_and_not_before(
-    monkeypatch: pytest.MonkeyPatch,
+    frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Frozen parameters, which are equal everywhere, are not averaged."""
+    module = Digits.module
+
+    def partly_frozen(workload: Digits, seed: int) -> Any:
+        made = module(workload, seed)
+        for parameter in [*made.parameters()][:2]:
+            parameter.requires_grad_(not frozen)
+        return made
+
+    monkeypatch.setattr(Digits, "module", partly_frozen)
     averaged: list[int] = []
     reduce = dist.all_reduce
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rayhive.metrics.groups.communication import complete_rounds
 from rayhive.metrics.live_capacity import live_share
 from rayhive.metrics.participation import participation
 from tests.fixtures.faulted import ALL, REST, Story, planned
@@ -60,6 +61,7 @@ def test_a_peer_that_holds_its_node_is_not_expected() -> None:
     story.finish(3.0, [REST[1], "peer-1"])
     assert share(story) == 1.0
     assert live_share(story.timeline) == 1.0
+    assert len(complete_rounds(story.timeline)) == 3
 
 
 def test_a_joiner_is_expected_from_the_start_of_its_training() -> None:

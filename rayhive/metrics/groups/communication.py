@@ -27,6 +27,7 @@ from rayhive.metrics.group import (
     ratio,
     total,
 )
+from rayhive.metrics.live_capacity import initial_trainers
 from rayhive.metrics.stats import estimate, percentile
 from rayhive.timeline import Timeline
 
@@ -122,7 +123,7 @@ class Communication(MetricGroup):
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
-        peers = timeline.spec.swarm.peers
+        peers = initial_trainers(timeline)
         gradients, states = timeline.of(Round), timeline.of(StateRound)
         ready = timeline.of(PeerReady)
         complete = complete_rounds(timeline)
@@ -164,12 +165,12 @@ def _uncounted(timeline: Timeline) -> bool:
 
 
 def complete_rounds(timeline: Timeline) -> list[list[Round]]:
-    """Return the gradient rounds that all initial peers averaged together at the first attempt.
+    """Return the gradient rounds that all initial trainers averaged together at the first attempt.
 
     In pairs each peer is in one of several groups: of two peers, or of three if one is left over.
-    In a swarm of one peer, which has no groups, the applied rounds count.
+    Of one peer, which has no groups, the applied rounds count.
     """
-    peers = timeline.spec.swarm.peers
+    peers = initial_trainers(timeline)
     group = timeline.spec.configuration.group_peers(peers)
     sizes = {group, group + peers % group}
 
