@@ -62,6 +62,17 @@ class Scheduled(Own):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": both, "interval": "step"}}
 
 
+class Prepared(Own):
+    def setup(self, stage):
+        self.register_buffer("scale", torch.full((1,), 2.0))
+        self.steps = 4
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.rate)
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, total_iters=self.steps)
+        return {"optimizer": optimizer, "lr_scheduler": warm}
+
+
 class Stream(Line):
     def train_dataloader(self):
         class Endless(IterableDataset):
@@ -305,6 +316,19 @@ def test_a_module_is_tried_before_anything_starts() -> None:
         "workload.target.metric: 'acc' is not valid: a metric that the evaluation gives: loss"
         in (refusal("my_modules:Own", check=True, target=target))
     )
+
+
+def test_what_setup_makes_is_there_in_evaluations_and_schedules() -> None:
+    workload = load_workload(None, "my_modules:Prepared")
+    workload.check()
+    module = workload.module(0)
+    module.setup("fit")
+    assert "loss" in workload.evaluate(module)
+    make = workload.scheduler_fn()
+    assert make is not None
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    make(optimizer)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
 
 
 def test_keys_of_plain_modules_are_refused_elsewhere() -> None:

@@ -147,6 +147,14 @@ class PlainModule(Workload):
         module.configure_model = _nothing  # type: ignore[method-assign]
         return module
 
+    def _set_up(self) -> LightningModule:
+        """Return a fresh module after ``setup``, which a trained one went through."""
+        module = self._new(_DATA_SEED)
+        module.trainer = quiet_trainer(_CPU)
+        with same_random_numbers(_DATA_SEED), calling("setup", _KEY, self._path):
+            module.setup("fit")
+        return module
+
     def module(self, seed: int) -> LightningModule:
         """Return a fresh module with the parameters of a seed."""
         return self._new(seed)
@@ -161,8 +169,7 @@ class PlainModule(Workload):
 
     def scheduler_fn(self) -> SchedulerFn | None:
         """Return a factory of copies of the scheduler that ``configure_optimizers`` returns."""
-        module = self._new(_DATA_SEED)
-        module.trainer = quiet_trainer(_CPU)
+        module = self._set_up()
         with calling("configure_optimizers", _KEY, self._path):
             found = only_scheduler(module.configure_optimizers())
         if isinstance(found, ReduceLROnPlateau) or not isinstance(found, LRScheduler):
@@ -173,7 +180,7 @@ class PlainModule(Workload):
 
     @cached_property
     def _copy(self) -> LightningModule:
-        module = self._new(_DATA_SEED)
+        module = self._set_up()
         validates_by_training_step(module)
         return module
 
@@ -208,7 +215,7 @@ class PlainModule(Workload):
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        module = self._new(_DATA_SEED)
+        module = self._set_up()
         with calling("evaluation", _KEY, self._path):
             trainer = evaluating_trainer(_CPU, limit_val_batches=1)
             return tuple(self._measured(module, _CPU, trainer))
@@ -240,6 +247,7 @@ class PlainModule(Workload):
             )
             raise ConfigError(Problem(_KEY, self._path, allowed))
         self.metrics()
+        self.scheduler_fn()
 
 
 def _nothing() -> None:
