@@ -170,7 +170,7 @@ class Session:
         given = self._scheduler_fn
         if given is None:
             return configs
-        made = given if isinstance(given, LRScheduler) else given(configured)
+        made = given if isinstance(given, LRScheduler) else given(_as_unscheduled(configured))
         if getattr(made, "optimizer", None) is not configured:
             allowed = "a scheduler of the optimizer that configure_optimizers returns"
             raise StrategyError.about("scheduler_fn", type(made).__name__, allowed)
@@ -190,9 +190,7 @@ class Session:
                 )
             schedulers = [given]
         elif given is not None:
-            for group in configured.param_groups:
-                group["lr"] = group.pop("initial_lr", group["lr"])
-            schedulers = [given(configured)]
+            schedulers = [given(_as_unscheduled(configured))]
         optimizer_factory.initialise_state(configured)
         return {
             "params": None,
@@ -361,3 +359,10 @@ class Session:
         self._children.remove_sockets()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+
+
+def _as_unscheduled(optimizer: Optimizer) -> Optimizer:
+    """Restore the rates from before the first scheduler, for one that replaces it; return it."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.pop("initial_lr", group["lr"])
+    return optimizer

@@ -20,8 +20,12 @@ BATCHES = 24
 CASES = [("32-true", 2), ("bf16-true", 1), ("bf16-mixed", 1), ("16-mixed", 1)]
 
 
-def fits(folder: str, precision: str, accumulated: int, hivemind: bool) -> dict[str, Any]:
+def fits(
+    folder: str, precision: str, accumulated: int, hivemind: bool, warm_up: bool = False
+) -> dict[str, Any]:
     """Train; return the loss of each batch, the rates, and what a checkpoint keeps."""
+    from functools import partial
+
     import torch
     from lightning.pytorch import Callback
 
@@ -42,9 +46,12 @@ def fits(folder: str, precision: str, accumulated: int, hivemind: bool) -> dict[
         "max_steps": BATCHES // accumulated,
     }
 
+    made = partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.7)
+    if warm_up:
+        made = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.1, total_iters=6)
+
     def scheduled(optimizer: Any) -> Any:
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.7)
-        return {"scheduler": scheduler, "interval": "step"}
+        return {"scheduler": made(optimizer), "interval": "step"}
 
     strategy: Any = "auto"
     if hivemind:
@@ -53,6 +60,7 @@ def fits(folder: str, precision: str, accumulated: int, hivemind: bool) -> dict[
             local_steps=4,  # 128 samples: 8 batches
             outer_lr=1.0,
             outer_momentum=0.0,
+            scheduler_fn=made if warm_up else None,
             on_event=lambda kind, fields: events.append((kind, fields)),
         )
     module = Regression(
@@ -89,6 +97,14 @@ def test_inner_steps_are_those_of_plain_lightning(
     tolerance = 1e-4 if precision == "32-true" else 1e-2
     for key in ("losses", "weights", "saved", "moments"):
         assert found[key] == pytest.approx(wanted[key], rel=tolerance, abs=tolerance / 10), key
+
+
+def test_a_given_schedule_replaces_that_of_the_module(tmp_path: Path) -> None:
+    """A study gives a copy of the module's own; the rates must not be reduced twice."""
+    given = {"folder": str(tmp_path), "precision": "32-true", "accumulated": 1, "warm_up": True}
+    plain, local = (call(fits, hivemind=each, **given).result(120) for each in (False, True))
+    assert local["rates"] == pytest.approx(plain["rates"])
+    assert local["losses"] == pytest.approx(plain["losses"], rel=1e-4)
 
 
 def resumed(folder: str) -> dict[str, Any]:
