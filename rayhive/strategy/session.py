@@ -306,7 +306,7 @@ class Session:
 
     def settle(self) -> None:
         """Wait for background work, and apply its results to the module."""
-        if self._running and not self._shows_common:
+        if self._running:
             self.optimizer.settle()
 
     # -- local steps -------------------------------------------------------------------------------

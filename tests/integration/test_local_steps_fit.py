@@ -107,6 +107,60 @@ def test_a_given_schedule_replaces_that_of_the_module(tmp_path: Path) -> None:
     assert local["losses"] == pytest.approx(plain["losses"], rel=1e-4)
 
 
+def saved_in_validation(folder: str) -> dict[str, Any]:
+    """Save while the outer step of the last round runs in the background."""
+    import time
+
+    import torch
+    from lightning.pytorch import Callback
+
+    from rayhive import HivemindStrategy
+    from tests.integration.toy import ALONE, Regression, loader, trainer
+
+    path = Path(folder) / "validated.ckpt"
+    seen: dict[str, Any] = {}
+
+    class Validated(Regression):
+        def validation_step(self, batch: Any, index: int) -> Any:
+            return self.training_step(batch, index)
+
+    class Save(Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            outer = trainer.optimizers[0].state_averager.optimizer
+            step = outer.step
+
+            def slow(*args: Any, **kwargs: Any) -> Any:
+                time.sleep(0.5)
+                return step(*args, **kwargs)
+
+            outer.step = slow
+
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            local = trainer.optimizers[0].local_steps
+            seen["before"] = [v for t in local.outer_parameters for v in t.flatten().tolist()]
+            trainer.save_checkpoint(path)
+            state = torch.load(path, weights_only=False)["state_dict"]
+            seen["saved"] = [v for t in state.values() for v in t.flatten().tolist()]
+            trainer.optimizers[0].settle()
+            seen["outer"] = [v for t in local.outer_parameters for v in t.flatten().tolist()]
+
+    strategy = HivemindStrategy(
+        **{**ALONE, "target_batch_size": 32},
+        local_steps=4,
+        delay_optimizer_step=True,
+        delay_state_averaging=True,
+    )
+    options = {"max_steps": 8, "val_check_interval": 8, "limit_val_batches": 1}
+    trainer(strategy, Save(), **options).fit(Validated(), loader(), loader())
+    return seen
+
+
+def test_a_checkpoint_of_a_validation_has_the_round_that_ended_before(tmp_path: Path) -> None:
+    found = call(saved_in_validation, folder=str(tmp_path)).result(120)
+    assert found["before"] != found["outer"], "nothing was under way"
+    assert found["saved"] == found["outer"]
+
+
 def resumed(folder: str) -> dict[str, Any]:
     """Save in the middle of a round, and go on from the checkpoint in a new trainer."""
     import torch
