@@ -34,6 +34,7 @@ class InlineExecutor(Executor):
         return future
 
 
+T = TypeVar("T")
 P = TypeVar("P", bound=Hashable)
 
 #: Weight of a side of a partition that committed no rounds. Non-zero, so that the weights do not
@@ -232,6 +233,11 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
             return
         groups = self.optimizer.param_groups
         self.on_parameters([parameter for group in groups for parameter in group["params"]])
+
+    def between_steps(self, read: Callable[[], T]) -> T:
+        """Return what a function reads while no step in the background changes the parameters."""
+        with self.lock_optimizer:
+            return read()
 
     def settled_parameters(self) -> list[torch.Tensor] | None:
         """Return the parameters that the inner optimizer steps, in order.

@@ -283,7 +283,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         """Do nothing: a group forms at once when its round is due."""
 
     def _update_global_epoch(self, grad_scaler: Any) -> None:
-        if self._schema_hash != self._compute_schema_hash():
+        if self._schema_hash != self.state_averager.between_steps(self._compute_schema_hash):
             raise RuntimeError("parameters or gradients were replaced between two steps")
         while self._state_sync.catch_up() and not self._run_round(grad_scaler):
             pass  # missed: catch up again

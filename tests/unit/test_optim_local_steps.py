@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
+from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.compression.fragments import split
 from rayhive.errors import ConfigError
 from rayhive.optim.local_rule import FragmentSGD, LocalStepsRule
@@ -199,6 +203,40 @@ def test_an_outer_step_moves_one_fragment_only() -> None:
     assert [float(p.detach()[0]) for p in parameters] == [1.0, -0.5]
     assert list(outer.state) == [parameters[1]]
     assert all(parameter.grad is not None for parameter in parameters)
+
+
+def test_gradients_are_looked_at_between_steps_of_a_fragment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The step of a fragment, in the background, hides the gradients of the others."""
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    outer = FragmentSGD(parameters, lr=1.0)
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    outer.indices, begun, ends = {0}, threading.Event(), threading.Event()
+    averager: Any = SimpleNamespace(lock_optimizer=threading.Lock())
+
+    def gradients() -> list[Any]:
+        return [parameter.grad for parameter in parameters]
+
+    def slow(*_: Any) -> None:
+        begun.set()
+        ends.wait(20)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", slow)
+    before = gradients()
+
+    def step() -> None:
+        with averager.lock_optimizer:
+            outer.step()
+
+    with ThreadPoolExecutor() as threads:
+        stepping = threads.submit(step)
+        assert begun.wait(20) and gradients()[1] is None
+        looking = threads.submit(RayhiveStateAverager.between_steps, averager, gradients)
+        ends.set()
+        stepping.result(20)
+        assert all(a is b for a, b in zip(looking.result(20), before, strict=True))
 
 
 def test_fragments_are_of_almost_equal_size_and_alike_for_all_peers() -> None:
