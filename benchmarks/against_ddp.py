@@ -43,8 +43,8 @@ LIMIT_S = 7200
 BATCH, BATCHES = 32, 5
 RATES_MBIT, RTTS_MS, PEERS = (10.0, 20.0, 100.0, 1000.0), (1.0, 80.0), (2, 4)
 COMPUTE_S = 0.1
-#: Learning rate: so low that the gradients of the one batch, and their bits, stay as at the beginning. A
-#: model that learns the batch by heart sends ever more zeros in 16 bits, which lossless coding shortens.
+#: Learning rate: so low that the gradients of the one batch stay as at the beginning. A model that
+#: learns it by heart has ever more zeros in 16 bits, which lossless coding shortens.
 RATE = 1e-6
 #: Rounds before the measurement.
 WARM_UP = 3
