@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -33,7 +33,6 @@ from rayhive.errors import ClusterError, DamagedError
 from rayhive.metrics.rows import Codes, last_attempt, replicate_row, rows_with_twins
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.attempts import EVENTS
 from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.objectives import Charges, NoValue, charged, failure, objective_values
 from rayhive.sweep.provenance import Fingerprint, code_revision
@@ -135,6 +134,7 @@ class Driver:
             self.interruption,
             poll_s=POLL_S / self.at_once,  # the running ones are polled in turn
             retries=self.study.config.retries,
+            before=self._warm_up,
         )
 
     def run(self) -> Done:
@@ -274,11 +274,6 @@ class Driver:
         spec = self._pruning.prepared(whole, may_skip=not self._early.undecided)
         if self.code is not None:
             self.code.check_unchanged(self.study.config.workload)
-        if self._cold and not (Path(spec.folder) / EVENTS).exists():
-            self._cold = False
-            seconds = self.study.config.warm_up_s
-            for _ in warm_up(self._runner, spec, seconds, self.folder.path):
-                pass  # without a pause: no replicate begins beside it
         ran = yield from self._runner.course(spec, self.again)
         if not record.reported and self._runner.of_other_code(spec):
             spec = self._pruning.prepared(whole, may_skip=not self._early.undecided)
@@ -295,6 +290,14 @@ class Driver:
         self._metrics.ended(str(row["state"]))
         self.progress.replicate_finished(spec, row, kept=not ran)
         return _Replicate(record, Path(spec.folder), row, ran)
+
+    def _warm_up(self, first: ReplicateSpec) -> None:
+        """Warm the cluster up before the first replicate that this driver starts."""
+        if self._cold:
+            self._cold = False
+            runner, seconds = replace(self._runner, before=None), self.study.config.warm_up_s
+            for _ in warm_up(runner, first, seconds, self.folder.path):
+                pass  # without a pause: no replicate begins beside it
 
     def _count_losses(self, row: Row) -> None:
         """End a sweep whose replicates are lost one after the other.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +109,7 @@ class ReplicateRunner:
         interruption: Ends the running replicate.
         poll_s: Interval at which it is polled [s].
         retries: Further attempts at a replicate that was lost.
+        before: Called before a replicate is started, and not before one that runs is adopted.
     """
 
     swarms: Swarms
@@ -116,6 +117,7 @@ class ReplicateRunner:
     interruption: Interruption
     poll_s: float = POLL_S
     retries: int = RETRIES
+    before: Callable[[ReplicateSpec], None] | None = None
 
     def run(self, spec: ReplicateSpec, again: bool = False) -> bool:
         """Return once the replicate is finished on disk; see :meth:`course`."""
@@ -167,6 +169,8 @@ class ReplicateRunner:
                 )
             self.interruption.check()
             ran = True
+            if handle is None and self.before is not None:
+                self.before(spec)
             # The supervisor of an attempt that has ended may still live; it is not adopted.
             reason, handle = (yield from self._follow(spec, handle)), None
             yield from self._wait_for_writer(spec, folder)

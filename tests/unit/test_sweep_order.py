@@ -96,6 +96,20 @@ def test_a_warm_up_comes_first_and_leaves_nothing(tmp_path: Path) -> None:
     assert len(specs) == 25  # nothing was left to run, so nothing was warmed up
 
 
+def test_a_replicate_that_was_interrupted_is_warmed_up_for(tmp_path: Path) -> None:
+    """A driver that resumes a sweep has a cold cluster, too."""
+    specs: list[ReplicateSpec] = []
+    world, folder = World(log=recording(specs)), tmp_path / "run"
+    started(folder, world, warm_up_s=5)
+    interrupted = specs[3]
+    (Path(interrupted.folder) / "events.jsonl").unlink()
+    Log(interrupted, state="stopped").write(folder)
+    del specs[:]
+    started(folder, world, warm_up_s=5)
+    assert [spec.scenario for spec in specs] == ["warm-up", interrupted.scenario]
+    assert not list(folder.rglob("*warm-up*"))
+
+
 def test_no_replicate_runs_beside_the_warm_up(tmp_path: Path) -> None:
     study = make_study(warm_up_s=5)
     order: list[str] = []
