@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 import optuna
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, NSGAIISampler
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
@@ -130,8 +130,8 @@ class TrialBook:
                     return None
                 if self.in_order or sum(map(_repeated, asked[-REASKS:])) == REASKS:
                     self._queue(fresh)
-                elif self.sampler is not None:
-                    self.study.sampler = self.sampler(len(asked))
+            if self.sampler is not None:
+                self.study.sampler = self.sampler(len(asked))
             record = self._take(self.study.ask())
             if record is not None:
                 return record
@@ -208,6 +208,11 @@ class TrialBook:
                 distributions=before.distributions,
                 user_attrs={AMENDS: record.number, **failed},
                 constraints={CONSTRAINT: float(charged)},
+                system_attrs={
+                    name: value
+                    for name, value in before.system_attrs.items()
+                    if name.endswith(":generation")  # of NSGA-II
+                },
             )
         )
         self._amended[record.number] = len(self._trials()) - 1
@@ -257,6 +262,8 @@ class TrialBook:
         else:
             configuration = self._configuration(trial, given)
             self.space.parameters(configuration, trial)
+            if isinstance(self.study.sampler, NSGAIISampler):
+                _ = trial.relative_params  # gives it a generation, so that it may be a parent
         crash_point("trial_recorded")
         return self._record(trial.number, configuration, running=True)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, get_args
 
 import optuna
 import pytest
 
 from rayhive.errors import ConfigError
-from rayhive.spec import Range, SamplerName, Space
+from rayhive.spec import Configuration, Range, SamplerName, Space
 from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.samplers import STARTUP_TRIALS, make_sampler
 from rayhive.sweep.space import SearchSpace
@@ -45,6 +46,26 @@ def test_a_sampler_suggests_valid_configurations_after_it_has_learned(
         else:
             book.tell(record, [float(number), -float(number)][:objectives])
     assert len(seen) == STARTUP_TRIALS + 4
+
+
+def test_enqueued_and_amended_trials_are_parents_of_the_next_generation() -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study()
+    best = [Configuration(codec="float16"), Configuration(powersgd_rank=1)]
+    book = TrialBook(
+        study, SearchSpace(SPACE, SHAPES), enqueue=best, sampler=partial(make_sampler, "nsga2", 0)
+    )
+    for number in range(STARTUP_TRIALS):
+        record = book.next()
+        assert record is not None
+        book.tell(record, None if number == 1 else [float(number)], lost=number == 1)
+    (lost,) = [record for record in book.records if book.lost(record)]
+    book.tell(lost, [0.5])
+    sampler = study.sampler
+    assert isinstance(sampler, optuna.samplers.NSGAIISampler)
+    population = sampler.get_population(study, 0)
+    assert sorted(trial.value or 0.0 for trial in population)[:3] == [0.0, 0.5, 2.0]
+    assert len(population) == STARTUP_TRIALS
 
 
 @pytest.mark.parametrize("name", get_args(SamplerName))
