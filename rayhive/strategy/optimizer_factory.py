@@ -13,9 +13,8 @@ from torch.optim import LBFGS, Optimizer
 from rayhive.averaging.optimizer_statistics import kept_in_place
 from rayhive.errors import Problem
 from rayhive.strategy.arguments import StrategyError
+from rayhive.strategy.checkpoint_layout import OUTER_STATE
 
-#: Key of the outer optimizer's statistics in the state of the one that does local steps.
-OUTER_STATE = "outer_state"
 #: Key of the round among the statistics, where hivemind has it.
 ROUND = "local_epoch"
 
@@ -192,6 +191,8 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> int:
     entries = dict(state["state"])
     round_ = int(entries.pop(ROUND, 0))
     steps_module = swarm if local is None else local.inner
+    if entries:  # a parameter that was frozen then begins with statistics of its own
+        entries = {**steps_module.state_dict()["state"], **entries}
     with kept_in_place(steps_module):
         steps_module.load_state_dict({**state, "state": entries})
     if local is not None:

@@ -24,6 +24,7 @@ from rayhive.optim.local_steps import with_common_parameters
 from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.strategy import optimizer_factory
 from rayhive.strategy.arguments import Settings, StrategyError
+from rayhive.strategy.checkpoint_layout import CheckpointLayout
 from rayhive.strategy.dht import SwarmDHT
 from rayhive.strategy.gradients import clipping_in_rounds, clips, overridden, refuse_fused
 from rayhive.strategy.schedulers import RoundSchedule, refuse_plateau, unscheduled, wrapped_config
@@ -79,6 +80,7 @@ class Session:
         recreates = arguments["offload_optimizer"] and not local
         if recreates:
             self._check_recreation(configs)
+        self._layout = CheckpointLayout.of(configured)
         optimizer_factory.leave_out_frozen(configured)
         if local:
             configs = self._own_schedulers(configured, configs)
@@ -282,7 +284,7 @@ class Session:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint's optimizer state and round, and put the schedule there."""
-        round_ = optimizer_factory.load_state(self.optimizer, state)
+        round_ = optimizer_factory.load_state(self.optimizer, self._layout.reduced(state))
         self.optimizer.restore_round(round_)
         if self._schedule is not None:
             self._schedule.restore(round_, state["param_groups"])
@@ -335,7 +337,8 @@ class Session:
 
     def checkpointed(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the optimizer's state for a checkpoint; :meth:`restore` restores it."""
-        return optimizer_factory.state_for_checkpoint(self.optimizer, state)
+        found = optimizer_factory.state_for_checkpoint(self.optimizer, state)
+        return self._layout.whole(found)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -100,7 +100,9 @@ def save(way: str, folder: str) -> dict[str, Any]:
     }
 
 
-def resume(way: str, checkpoint: str, rounds: int) -> dict[str, Any]:
+def resume(
+    way: str, checkpoint: str, rounds: int, module: Regression | None = None
+) -> dict[str, Any]:
     restored: dict[str, Any] = {}
 
     class Looking(UntilRound):
@@ -108,7 +110,7 @@ def resume(way: str, checkpoint: str, rounds: int) -> dict[str, Any]:
             restored.update(_state(trainer))
 
     trainer = make_trainer(_strategy(way), Looking(rounds))
-    trainer.fit(_module(way), _same_batches(), ckpt_path=checkpoint)
+    trainer.fit(module or _module(way), _same_batches(), ckpt_path=checkpoint)
     return {"restored": restored, "last": _state(trainer)}
 
 
@@ -136,28 +138,36 @@ def test_training_goes_on_from_a_checkpoint(way: str, tmp_path: Path) -> None:
         _close(resumed["last"], saved["last"])
 
 
-def without_a_swarm(folder: str) -> dict[str, Any]:
+def without_a_swarm(folder: str, frozen: bool) -> dict[str, Any]:
     """Takes a checkpoint of plain Lightning along, and brings one back to it."""
+
+    def module() -> Regression:
+        made = _module("plain")
+        [*made.parameters()][1].requires_grad_(not frozen)
+        return made
+
     plain, swarm = str(Path(folder) / "plain.ckpt"), str(Path(folder) / "swarm.ckpt")
     trainer = make_trainer("auto", max_steps=5)
-    trainer.fit(_module("plain"), _same_batches())
+    trainer.fit(module(), _same_batches())
     trainer.save_checkpoint(plain)
-    first = resume("plain", plain, rounds=2)
+    first = resume("plain", plain, rounds=2, module=module())
     trainer = make_trainer(_strategy("plain"), UntilRound(2))
-    trainer.fit(_module("plain"), _same_batches())
+    trainer.fit(module(), _same_batches())
     trainer.save_checkpoint(swarm)
     trainer = make_trainer("auto", max_steps=trainer.global_step + 3)
-    trainer.fit(_module("plain"), _same_batches(), ckpt_path=swarm)
+    trainer.fit(module(), _same_batches(), ckpt_path=swarm)
     inner = trainer.optimizers[0]
-    steps = [float(inner.state[p]["step"]) for p in inner.param_groups[0]["params"]]
+    steps = [float(inner.state[p].get("step", 0)) for p in inner.param_groups[0]["params"]]
     return {"from plain": first["restored"], "to plain": steps}
 
 
-def test_plain_checkpoints_come_and_go(tmp_path: Path) -> None:
-    result = call(without_a_swarm, folder=str(tmp_path)).result()
+@pytest.mark.parametrize("frozen", [False, True])
+def test_plain_checkpoints_come_and_go(frozen: bool, tmp_path: Path) -> None:
+    result = call(without_a_swarm, folder=str(tmp_path), frozen=frozen).result()
     assert result["from plain"]["round"] == 0
-    assert result["from plain"]["steps"] == [5.0] * 4
-    assert result["to plain"] == [5.0] * 4  # two rounds and three batches
+    assert result["from plain"]["steps"] == [5.0] * (3 if frozen else 4)
+    # two rounds and three batches
+    assert result["to plain"] == ([5.0, 0.0, 5.0, 5.0] if frozen else [5.0] * 4)
 
 
 def rejoin(way: str, peer: int, folder: str, checkpoint: str | None) -> dict[str, Any]:

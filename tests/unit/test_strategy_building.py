@@ -15,6 +15,7 @@ from rayhive.optim import gossip
 from rayhive.optim.local_rule import LocalStepsRule
 from rayhive.strategy import optimizer_factory
 from rayhive.strategy.arguments import StrategyError
+from rayhive.strategy.checkpoint_layout import CheckpointLayout
 from rayhive.strategy.gradients import overridden
 from rayhive.strategy.schedulers import unscheduled
 
@@ -133,6 +134,46 @@ def test_frozen_parameters_are_left_out() -> None:
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [
         id(p) for p in module[1].parameters()
     ]
+
+
+def adam_of(module: torch.nn.Module, frozen: int | None = None) -> optim.Adam:
+    """Return an optimizer of two groups after three steps, of which one parameter is frozen."""
+    for place, parameter in enumerate(module.parameters()):
+        parameter.requires_grad_(place != frozen)
+    weight, *others = module.parameters()
+    optimizer = optim.Adam([{"params": [weight]}, {"params": others}], lr=0.1)
+    train(module, optimizer)
+    return optimizer
+
+
+@pytest.mark.filterwarnings("ignore:1 frozen parameters")
+@pytest.mark.parametrize(("before", "now"), [(None, None), (1, 1), (0, 0), (1, None), (None, 1)])
+def test_checkpoints_have_the_places_of_frozen_parameters(
+    before: int | None, now: int | None
+) -> None:
+    """Those of a swarm and of a plain optimizer, and with other parameters frozen afterwards."""
+    saved = adam_of(model(), before)
+    whole = saved.state_dict()
+    layout = CheckpointLayout.of(saved)
+    optimizer_factory.leave_out_frozen(saved)
+    own = saved.state_dict()
+    assert layout.whole(own) == whole and layout.reduced(whole) == own
+    assert layout.reduced(own) == own  # of an earlier version
+
+    plain = adam_of(model(), now)
+    plain.load_state_dict(whole)
+    ours = adam_of(model(), now)
+    layout = CheckpointLayout.of(ours)
+    optimizer_factory.leave_out_frozen(ours)
+    swarm = mock.Mock(local_steps=None)
+    swarm.state_averager.optimizer = ours
+    optimizer_factory.load_state(swarm, layout.reduced(whole))
+    parameters = [p for group in ours.param_groups for p in group["params"]]
+    wanted = [p for group in saved.param_groups for p in group["params"]]
+    assert [float(ours.state[p]["step"]) for p in parameters] == [3.0] * len(parameters)
+    if before == now:
+        for mine, theirs in zip(parameters, wanted, strict=True):
+            assert torch.equal(ours.state[mine]["exp_avg"], saved.state[theirs]["exp_avg"])
 
 
 def test_loading_fills_the_tensors_that_are_shared() -> None:
