@@ -183,7 +183,9 @@ def replay(
 
 def new_folder(name: str) -> Path:
     """Return a new run folder ``runs/NAME-TIME``, for runs that are never resumed."""
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    from rayhive.sweep.sweep import default_folder
+
+    return default_folder(f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def _shown(progress: bool | Progress) -> Progress:

@@ -61,7 +61,7 @@ def sweep(
     from rayhive.sweep.sweep import default_folder
 
     resolved = resolve(study, set)
-    folder = out if out is not None else default_folder(resolved)
+    folder = out if out is not None else default_folder(resolved.config.name)
     shown = _shown(resolved, progress)
     return execute(resolved, folder, address, shown, code, parallel=parallel)
 
@@ -142,7 +142,7 @@ def replicates_needed(
     config = plan.study.config
     wanted = share("--difference", difference)
     given = None if spread is None else share("--spread", spread)
-    folder = None if given is not None else Path(past or default_folder(plan.study))
+    folder = None if given is not None else Path(past or default_folder(plan.study.config.name))
     if folder is not None and past is None and not (folder / "trials").is_dir():
         raise unknown_spread(folder)
     results = None if folder is None else load_results(folder)

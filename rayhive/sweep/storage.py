@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -117,12 +118,7 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
         swapped = bool(trials) and known != names and sorted(known) == sorted(names)
         if (url is None or owner == run) and not swapped:
             _set_names(study, names)
-    except (
-        SQLAlchemyError,
-        OSError,
-        optuna.exceptions.StorageInternalError,
-        RuntimeError,  # of another version of Optuna
-    ) as error:
+    except _errors(OSError, RuntimeError) as error:  # the last of another version of Optuna
         first = _hidden(str(error).splitlines()[0], url)
         raise ConfigError(Problem("storage", url, f"{ALLOWED} ({first})")) from None
     except (ValueError, LookupError, TypeError) as error:  # a journal with a damaged line
@@ -179,7 +175,7 @@ def usable(url: str | None) -> Iterator[None]:
     """
     try:
         yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+    except _errors() as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -188,6 +184,13 @@ def usable(url: str | None) -> Iterator[None]:
             f"the storage {without_secrets(url or 'of the run folder')} can't be used: {first}. "
             "Finished replicates are kept; the same command resumes the sweep"
         ) from error
+
+
+def _errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the errors of databases. Redis's driver, which has its own, need not be installed."""
+    redis = sys.modules.get("redis")
+    own = () if redis is None else (redis.exceptions.RedisError,)
+    return (SQLAlchemyError, optuna.exceptions.StorageInternalError, *own, *others)
 
 
 def _journal_file(url: str) -> str:

@@ -29,13 +29,13 @@ from rayhive.sweep.target import Target, target_at
 from rayhive.sweep.trial_book import SCENARIOS, TrialBook
 
 
-def default_folder(study: ResolvedStudy) -> Path:
-    """Return the default run folder of a study.
+def default_folder(name: str) -> Path:
+    """Return the default run folder of a study or another run of this name.
 
     In a submitted job it lies in the home directory: Ray gives each job a new working directory and
     removes it some time after the job, and the next job has to find the run to resume it.
     """
-    return (Path.home() if in_job() else Path()) / "runs" / study.config.name
+    return (Path.home() if in_job() else Path()) / "runs" / name
 
 
 def check_target(study: ResolvedStudy, target: Target) -> Iterator[Problem]:

@@ -140,6 +140,9 @@ def test_a_risk_is_recorded_and_makes_peers_leave_only_on_request(
         Leave(source="aws"),
         GiveNotice(deadline_s=100.0, source="aws"),
     ]
+    assert take(monkeypatch, [RISK], on_risk="leave").drained == ["A"], "else it is taken again"
+    own = take(monkeypatch, [RISK], on_risk="leave", home="A")
+    assert (own.sent, own.drained, own.preemptions.cause) == ([], [], None), "it cannot be avoided"
 
 
 def test_a_drain_by_a_fault_of_the_plan_is_no_real_notice(monkeypatch: pytest.MonkeyPatch) -> None:

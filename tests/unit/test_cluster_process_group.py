@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -170,6 +171,23 @@ def test_only_directories_of_dead_owners_are_orphaned(tmp_path: Path) -> None:
     (paths["dead"] / process_group.OWNER_FILE).write_text(f"{os.getpid()} 1")
     assert process_group.orphaned(tmp_path) == [paths["dead"]]
     assert process_group.owned(tmp_path) == [(paths["living"], os.getpid())]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_directories_of_other_users_are_passed_over() -> None:
+    """As of a testbed of root, on a machine that others use, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        base.chmod(0o755)
+        other = base / f"{process_group.DIRECTORY_PREFIX}t0"
+        other.mkdir(0o700)
+        (other / process_group.OWNER_FILE).write_text(f"{os.getpid()} 1")
+        os.seteuid(65534)
+        try:
+            assert process_group.orphaned(base) == process_group.owned(base) == []
+        finally:
+            os.seteuid(0)
+        assert process_group.orphaned(base) == [other]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rayhive.api.scenarios import scenario_config
+from rayhive.api.scenarios import new_folder, scenario_config
 from rayhive.errors import ConfigError
 from rayhive.faults.library import PLACES, load_scenario, plan_of
 from rayhive.faults.scenario import Scenario
@@ -197,3 +197,11 @@ def test_the_wheel_has_the_library_the_traces_and_the_templates(tmp_path: Path) 
     )
     path, _, faults = done.stdout.strip().rpartition(" ")
     assert Path(path).is_relative_to(tmp_path) and int(faults) > 1
+
+
+def test_a_run_of_a_submitted_job_outlives_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert new_folder("kill-one").parent == Path("runs")
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert new_folder("kill-one").parent == Path.home() / "runs"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -13,7 +14,7 @@ from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.samplers import make_sampler
 from rayhive.sweep.space import SearchSpace
-from rayhive.sweep.storage import check_storage, open_study
+from rayhive.sweep.storage import check_storage, open_study, usable
 from rayhive.sweep.sweep import open_book
 from rayhive.sweep.trial_book import REASKS, TrialBook
 from tests.unit.sweep_fakes import SHAPES
@@ -57,6 +58,25 @@ def test_redis_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     (problem,) = check_storage("redis://localhost:6379")
     assert "install redis" in problem.allowed
+
+
+def test_a_redis_that_does_not_answer_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RedisError(Exception):
+        """Derived from Exception alone, as in redis-py."""
+
+    def refuse(url: str) -> Any:
+        raise RedisError("Connection refused")
+
+    exceptions = SimpleNamespace(RedisError=RedisError)
+    monkeypatch.setitem(sys.modules, "redis", SimpleNamespace(exceptions=exceptions))
+    monkeypatch.setattr("rayhive.sweep.storage.make_storage", refuse)
+    url = "redis://localhost:6379"
+    with pytest.raises(ConfigError, match="Connection refused"):
+        open_study(config(storage=url), tmp_path, "run-1")
+    with pytest.raises(RayhiveError, match="can't be used: Connection refused"), usable(url):
+        refuse(url)
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{folder}/s.db", "journal:///{folder}/s.log"])

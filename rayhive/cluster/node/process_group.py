@@ -317,8 +317,8 @@ def _private(base: Path) -> Iterator[tuple[Path, int | None]]:
     """Yield this user's private directories below ``base``, and the pids of living owners."""
     for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*")):
         try:
-            mine = (directory / OWNER_FILE).exists() and directory.stat().st_uid == os.getuid()
-        except FileNotFoundError:  # another process has just removed it
+            mine = directory.stat().st_uid == os.geteuid() and (directory / OWNER_FILE).exists()
+        except (FileNotFoundError, PermissionError):  # just removed, or of another user
             continue
         if mine:
             yield directory, _owner(directory)

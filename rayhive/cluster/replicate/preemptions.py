@@ -85,7 +85,9 @@ class Preemptions:
     async def _take(self, node: str, notice: NodeNotice) -> None:
         if notice.source == "ray" and node in self.own_drains:
             return
-        leaving = notice.certain or self._config.on_risk == "leave"
+        # the replicate needs the supervisor's node, which cannot be avoided for a risk
+        risk = self._config.on_risk == "leave" and node != self._home
+        leaving = notice.certain or risk
         peers = [
             name
             for name, peer in self._peer_table.peers.items()
@@ -107,7 +109,7 @@ class Preemptions:
                 deadline_s=notice.left_s,
                 certain=notice.certain,
                 lives=peers if leaving else [],
-                drained=notice.certain and await self._drain(node, notice),
+                drained=leaving and await self._drain(node, notice),
             )
         )
         if leaving:
