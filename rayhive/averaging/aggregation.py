@@ -107,7 +107,7 @@ class SteadyReducer(TensorPartReducer):
 
     Attributes:
         excluded: Senders whose parts are answered and do not enter the average.
-        refused: Senders of parts that are not finite.
+        refused: Senders of parts or weights that are not finite, or of negative weights.
         rule: Aggregation rule; None for the mean, which adds parts as they arrive and keeps none.
         weights: Sum of the weights that entered each finished average.
     """
@@ -132,9 +132,12 @@ class SteadyReducer(TensorPartReducer):
 
         Raises:
             BannedException: The sender was given up before it sent this part, or the part is not
-                finite.
+                finite, or its weight is no finite number from 0 on.
             AllreduceException: The all-reduce ended meanwhile.
         """
+        if not (math.isfinite(weight) and weight >= 0.0):
+            self.refused |= {sender_index}
+            raise BannedException(f"sender {sender_index} sent a part with a weight of {weight}")
         if sender_index in self.excluded:
             weight = 0.0
         elif not math.isfinite(float(tensor_part.sum(dtype=torch.float32))):

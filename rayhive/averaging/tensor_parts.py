@@ -191,8 +191,11 @@ class TensorParts:
         if index >= len(self._partition[peer]):
             raise AllreduceException(f"got part {index} of {len(self._partition[peer])}")
         segments = self._partition[peer][index]
+        if len(segments) == 1 and tuple(message.size) != (len(segments[0]),):
+            # before decoding, which makes a tensor of that size
+            raise AllreduceException(f"got a part {index} of size {tuple(message.size)}")
         value = decode(message) if len(segments) == 1 else _unbundled(message, segments)
-        if value.numel() != sum(map(len, segments)):
+        if value.numel() != sum(map(len, segments)) or not value.is_floating_point():
             raise AllreduceException(f"got {value.numel()} elements for part {index}")
         return value
 

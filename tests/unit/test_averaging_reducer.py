@@ -48,6 +48,21 @@ def test_the_part_of_a_sender_that_hangs_up_still_counts() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
+def test_a_weight_that_is_no_weight_is_refused(weight: float) -> None:
+    """It would make the average not finite for all, or count a sender against the others."""
+
+    async def body() -> None:
+        reducer = SteadyReducer(SHAPES, 2)
+        with pytest.raises(BannedException, match="weight"):
+            await reducer.accumulate_part(0, 0, part(0, 6.0), weight=weight)
+        assert reducer.refused == {0}
+        reducer.on_sender_failed(0)
+        assert torch.equal(await (await add(reducer, 1, 0, 3.0)), part(0, 3.0))
+
+    asyncio.run(body())
+
+
 def test_hiveminds_reducer_cancels_the_part_for_all_senders() -> None:
     async def body() -> None:
         reducer = TensorPartReducer(SHAPES, 3)

@@ -155,6 +155,15 @@ def test_a_message_that_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises((AllreduceException, ValueError)):
             parts.decoded(*small, wrong)
+    large = next(at for at in indices(parts) if parts.elements(at[0])[at[1]] > 1000)
+    message = parts.encoded(*large, parts.part(*large))
+    for wrong in (
+        replace(message, size=(1, *message.size)),  # it would be added by broadcasting
+        replace(message, size=(10**12,)),  # memory of that size
+        replace(message, dtype="int32"),
+    ):
+        with pytest.raises((AllreduceException, ValueError)):
+            parts.decoded(*large, wrong)
     with pytest.raises(AllreduceException, match="got part 99"):
         parts.decoded(0, 99, message)
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rayhive.membership.links import link as link_module
 from rayhive.membership.links.link import WINDOW, LinkLost
-from rayhive.membership.links.lossless import SHORTEST, coded, restored
+from rayhive.membership.links.lossless import LONGEST, SHORTEST, coded, restored
 from rayhive.membership.links.pace import SLOW, Pace
-from rayhive.membership.links.wire import MAX_BODY
 from tests.unit.link_fakes import Network, echo, linked, packets, run, set_slow
 
 
@@ -77,7 +77,16 @@ def test_a_plane_that_unpacks_to_another_size_is_an_error() -> None:
     with pytest.raises(ValueError, match="another size"):
         restored(struct.pack("!Q", 8004) + coding[8:])
     with pytest.raises(ValueError, match="coding"):
-        restored(struct.pack("!Q", MAX_BODY + 4) + coding[8:])
+        restored(struct.pack("!Q", LONGEST + 4) + coding[8:])
+
+
+def test_a_body_that_is_too_long_is_neither_coded_nor_restored() -> None:
+    """A few bytes may stand for gigabytes."""
+    assert coded(bytes(LONGEST)) is not None and coded(bytes(LONGEST + 1)) is None
+    plane = zstandard.ZstdCompressor().compress(bytes(1 << 28))
+    assert len(plane) < 1 << 16
+    with pytest.raises(ValueError, match="for a body of"):
+        restored(struct.pack("!Q4I", 1 << 30, *[len(plane)] * 4) + plane * 4)
 
 
 def test_a_slow_link_carries_fewer_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,13 @@ from itertools import accumulate
 import numpy as np
 import zstandard
 
-from rayhive.membership.links.wire import MAX_BODY, Buffer
+from rayhive.membership.links.wire import Buffer
 
 #: Shortest body that is worth coding [bytes].
 SHORTEST = 1 << 11
+#: Longest body that is coded [bytes]. Parts and chunks are shorter; a frame of Zstandard of a few
+#: bytes may stand for gigabytes.
+LONGEST = 1 << 24
 #: Planes of a body.
 _PLANES = 4
 #: A plane is coded if that saves at least this fraction of it; less is not worth the decoding.
@@ -40,9 +43,11 @@ _zstandard = _Zstandard()
 
 
 def coded(body: Buffer) -> bytes | None:
-    """Return the lossless coding of a body; None if that is not shorter."""
+    """Return the lossless coding of a body; None if that is not shorter, or the body too long."""
     octets = np.frombuffer(body, np.uint8)
     size = octets.size
+    if size > LONGEST:
+        return None
     words = octets[: size - size % _PLANES].reshape(-1, _PLANES)
     lengths, contents = list[int](), list[bytes | memoryview]()
     for plane in np.ascontiguousarray(words.T):
@@ -69,7 +74,7 @@ def restored(coding: Buffer) -> memoryview:
     height, rest = divmod(size, _PLANES)
     sizes = (_HEADER.size, *(length or height for length in lengths), rest)
     ends = list(accumulate(sizes))
-    if size > MAX_BODY or ends[-1] != view.nbytes:
+    if size > LONGEST or ends[-1] != view.nbytes:
         raise ValueError(f"a coding of {view.nbytes} bytes for a body of {size}")
     body = np.empty(size, np.uint8)
     words = body[: size - rest].reshape(-1, _PLANES)
