@@ -145,9 +145,15 @@ class Workload(ABC):
         return None
 
     def parameter_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of the parameters in the order of ``module.parameters()``.
+        """Return the shapes of the trained parameters in the order of ``module.parameters()``.
 
-        The bytes of a round are predicted from them.
+        The bytes of a round are predicted from them; frozen parameters do not travel.
         """
         # Not on torch's meta device: data that a workload loads meanwhile would be there, too.
-        return [tuple(parameter.shape) for parameter in self.module(seed=0).parameters()]
+        return trained_shapes(self.module(seed=0))
+
+
+def trained_shapes(module: LightningModule) -> list[tuple[int, ...]]:
+    """Return the shapes of the parameters of a module that are trained, in their order."""
+    parameters = module.parameters()
+    return [tuple(parameter.shape) for parameter in parameters if parameter.requires_grad]

@@ -73,6 +73,19 @@ class Prepared(Own):
         return {"optimizer": optimizer, "lr_scheduler": warm}
 
 
+class Tuned(Own):
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = torch.nn.Linear(4, 40), torch.nn.Linear(40, 1)
+        self.backbone.requires_grad_(False)
+
+    def setup(self, stage):
+        self.layer.requires_grad_(False)
+
+    def training_step(self, batch, i):
+        return self.head(self.backbone(batch[0])).square().mean()
+
+
 class Stream(Line):
     def train_dataloader(self):
         class Endless(IterableDataset):
@@ -329,6 +342,14 @@ def test_what_setup_makes_is_there_in_evaluations_and_schedules() -> None:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     make(optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+def test_frozen_parameters_are_not_planned_for() -> None:
+    study = {"name": "s", "workload": {"import": "my_modules:Tuned"}}
+    resolved = resolve({**study, "objectives": {"final_loss": "minimize"}})
+    assert resolved.workload.shapes == ((1, 40), (1,))
+    with pytest.raises(ConfigError, match="fragments"):
+        resolve({**study, "space": {"local_steps": 4, "fragments": 3}})
 
 
 def test_keys_of_plain_modules_are_refused_elsewhere() -> None:

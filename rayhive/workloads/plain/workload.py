@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from rayhive.errors import ConfigError, Problem
 from rayhive.files import in_turn
-from rayhive.workloads.base import Device, SchedulerFn, Target, Workload
+from rayhive.workloads.base import Device, SchedulerFn, Target, Workload, trained_shapes
 from rayhive.workloads.plain.evaluation import (
     evaluating_trainer,
     measure,
@@ -158,6 +158,10 @@ class PlainModule(Workload):
     def module(self, seed: int) -> LightningModule:
         """Return a fresh module with the parameters of a seed."""
         return self._new(seed)
+
+    def parameter_shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the trained parameters; ``setup`` may freeze some."""
+        return trained_shapes(self._set_up())
 
     def extra_tensors(self, module: LightningModule) -> list[Tensor]:
         """Return the running statistics of normalisations; other buffers are often constants."""
