@@ -201,10 +201,6 @@ class Cluster:
             return
         answers = [agent.retire.remote() for agent in agents]
         ray.wait(answers, num_returns=len(answers), timeout=_RETIRE_TIMEOUT)
-        for agent, answer in zip(agents, answers, strict=True):
-            with contextlib.suppress(RayError):
-                if ray.get(answer, timeout=0):
-                    agent.leave.remote()
 
     def close(self) -> None:
         """Disconnect. May be called again.

@@ -201,14 +201,16 @@ class NodeAgent:
         """Return the end of a peer's log that was written on this node."""
         return last_bytes(self._runs[run_id] / f"{peer}.log") if run_id in self._runs else b""
 
-    async def retire(self) -> bool:
-        """End as soon as no replicate needs the agent; return whether that is now."""
+    async def retire(self) -> None:
+        """Exit as soon as no replicate needs the agent.
+
+        It needs no further call: a driver that died before that one would leave an agent behind
+        that has ended, and keeps its name.
+        """
         self._retiring = True
         await self._drop_orphaned_runs()
-        if self._runs:
-            return False
-        await self._end()
-        return True
+        if not self._runs:
+            await self._exit()
 
     async def _keep_house(self) -> None:
         """Clear up after supervisors that died, and end after a long idle time."""
@@ -219,15 +221,17 @@ class NodeAgent:
             await self._drop_orphaned_runs()
             idle = time.monotonic() - self._used > _IDLE_S
             if not self._runs and (idle or self._retiring):
-                await self._end()
-                me = ray.get_runtime_context().current_actor
-                me.leave.remote()
+                await self._exit()
 
     async def _drop_orphaned_runs(self) -> None:
         for run_id in list(self._runs):
             # one that lives clears up after its replicates, or exits
             if await asyncio.to_thread(actors.find, self._supervisors.get(run_id, "")) is None:
                 await self.cleanup(run_id)
+
+    async def _exit(self) -> None:
+        await self._end()
+        ray.get_runtime_context().current_actor.leave.remote()
 
     async def _end(self) -> None:
         self._ended.set()

@@ -164,11 +164,10 @@ class TrialSupervisor:
             held.released.set()
             self._news.set()
 
-    async def retire(self) -> bool:
-        """Exit as soon as there is no replicate. Returns False: it needs no further call."""
+    async def retire(self) -> None:
+        """Exit as soon as there is no replicate."""
         self._retiring = True
         self._news.set()
-        return False
 
     async def leave(self) -> None:
         """End the actor; called by the actor itself."""
