@@ -103,7 +103,7 @@ class RemoteFolder:
     # -- reading ---------------------------------------------------------------------------------
 
     def fetched(self) -> Path:
-        """Fetch what has changed, and return the folder, which only readers use.
+        """Fetch the changes, and return the folder, for readers alone.
 
         Raises:
             ConfigError: The URL cannot be read, or holds nothing.
@@ -235,17 +235,21 @@ class RemoteFolder:
         return f"{self._root}/{name}"
 
     def _put(self, file: Path, name: str) -> None:
-        at = self._at(name)
-        if "file" not in _protocols(self._fs):
-            self._fs.put_file(str(file), at)
-            return
         self._make_parent(name)
-        with replaced(Path(at)) as new:  # a copy that ends halfway leaves the file of before
+        if not self._on_disk:
+            self._fs.put_file(str(file), self._at(name))
+            return
+        with replaced(Path(self._at(name))) as new:  # half a copy leaves the file of before
             self._fs.put_file(str(file), str(new))
+
+    @property
+    def _on_disk(self) -> bool:
+        """Whether the URL is a folder that is mounted here."""
+        return "file" in _protocols(self._fs)
 
     def _make_parent(self, name: str) -> None:
         """Make the folder of a file; object storage has none, and might make a bucket instead."""
-        if "file" in _protocols(self._fs):
+        if self._on_disk:
             self._fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
 
     def _mark(self) -> dict[str, Any] | None:
@@ -273,8 +277,11 @@ class RemoteFolder:
         except FileNotFoundError:
             return {}
         names = {str(at)[len(self._root) :].lstrip("/"): info for at, info in found.items()}
-        names = {name: info for name, info in names.items() if name not in ("", MARK)}
-        return {name: info for name, info in names.items() if not is_unfinished(Path(name))}
+        return {
+            name: info
+            for name, info in names.items()
+            if name not in ("", MARK) and not is_unfinished(Path(name))
+        }
 
     def _reading(self, request: Callable[[], T]) -> T:
         try:
@@ -345,7 +352,7 @@ def _state_file(folder: Path) -> Path:
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    """Return what is known about the local copy in a folder."""
+    """Return the notes about the local copy in a folder."""
     try:
         found = json.loads(_state_file(folder).read_text(encoding="utf-8"))
     except (OSError, ValueError):

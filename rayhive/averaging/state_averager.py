@@ -235,7 +235,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         self.on_parameters([parameter for group in groups for parameter in group["params"]])
 
     def between_steps(self, read: Callable[[], T]) -> T:
-        """Return what a function reads while no step in the background changes the parameters."""
+        """Call a function while no step in the background changes the parameters."""
         with self.lock_optimizer:
             return read()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -59,21 +58,20 @@ def test_a_callback_that_fails_ends_no_later_break(
 
     monkeypatch.setattr(HeartbeatService, "run", run)
     monkeypatch.setattr(HeartbeatService, "round_trip", lambda service: 0.0)
-    told: list[str] = []
-    again = threading.Event()
+    first, again = threading.Event(), threading.Event()
 
     def on_break() -> None:
-        told.append("break")
-        if len(told) == 1:
-            raise OSError("the user's log is full")
-        again.set()
+        if first.is_set():
+            again.set()
+            return
+        first.set()
+        raise OSError("the user's log is full")
 
     tracker.start()
     tracker.follow(lambda *_: None, on_break)
     tracker.end_batch()
     clock.now += BREAK_S + 1.0
-    while tracker.takes_part or not told:
-        time.sleep(0.01)
+    assert first.wait(20.0) and not tracker.takes_part
     tracker.take_part(True)
     tracker.end_batch()
     clock.now += BREAK_S + 1.0
