@@ -2,6 +2,8 @@
 
 ``claim: TEXT, at least 0.97x: 0.981x (95 % 0.975-0.988): held``
 
+A value without an interval, such as the largest of some, ends in ``(no interval)``.
+
 A claim without a number, for example that bytes are equal, is ``claim: TEXT: held``. A script that
 cannot measure on this machine prints ``skipped: REASON`` instead.
 """
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _CLAIM = re.compile(
-    r"claim: (?P<promise>.+?)(?:: (?P<measurement>[^:]*\(95 % [^:]*\)))?: (?P<not>not )?held",
+    r"claim: (?P<promise>.+?)"
+    r"(?:: (?P<measurement>[^:]*\((?:95 % [^:]*|no interval)\)))?: (?P<not>not )?held",
     re.IGNORECASE,
 )
 
@@ -26,7 +29,7 @@ class Claim:
     Args:
         text: The claim, without the bound and without a full stop.
         measured: Measured value, usually a ratio.
-        low: Lower end of its 95 % interval.
+        low: Lower end of its 95 % interval; the value itself where there is none.
         high: Upper end.
         unit: Unit, printed after the numbers; ``x`` for a ratio.
         bound: Allowed limit of the value.
@@ -55,9 +58,10 @@ class Claim:
 
     @property
     def measurement(self) -> str:
-        """Measured value with its interval."""
+        """Measured value with its interval, or without one if both ends are the value."""
         low, high = _number(self.low), _number(self.high)
-        return f"{_number(self.measured)}{_suffix(self.unit)} (95 % {low}-{high})"
+        interval = "no interval" if self.low == self.high else f"95 % {low}-{high}"
+        return f"{_number(self.measured)}{_suffix(self.unit)} ({interval})"
 
     def __str__(self) -> str:
         return f"claim: {self.promise}: {self.measurement}: {_verdict(self.held)}"

@@ -11,8 +11,7 @@ Claims, for 10 million floats on one core, encoding and decoding together:
 The floats are split as in a round: into parts of 512 KiB after compression, one after another. The
 variants take turns, each in a process of its own, because a peer runs only one of them: memory
 that one variant has freed must not be available to another. Times are CPU times of all threads of
-the process together, which is the time on one core of an idle machine. A claim about a ratio holds
-if its whole 95 % interval does.
+the process together, which is the time on one core of an idle machine.
 
 With ``--device cuda`` the floats are on the GPU, as gradients are: every variant copies a part from
 there before it encodes, and copies the decoded part back. Times are wall times then.

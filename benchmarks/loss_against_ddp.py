@@ -279,15 +279,21 @@ def conclude(found: dict[str, list[Turn]]) -> None:
     def above(name: str) -> tuple[float, float]:
         return excess(values(name, "loss") - values(RIVAL, "loss"))
 
+    def interval(difference: tuple[float, float]) -> str:
+        mean, low = difference
+        return f"{mean:+.3f} ± {mean - low:.3f}"
+
     local = [name for name in found if "local_steps" in OURS.get(name, {})]
     if not local:
         return
     best = min(local, key=above)
     good = [name for name in local if above(name)[1] <= 0.0]
-    text = f"the final loss of {best} is not separable from that of {RIVAL} ({above(best)[0]:+.3f})"
-    print_fact(text, bool(good))
+    text = (
+        f"the final loss of {best} is not separable from that of {RIVAL} ({interval(above(best))})"
+    )
+    print_fact(text, best in good)
     least = min(good or local, key=lambda name: values(name, "by_sample").mean())
-    first = min(local, key=lambda name: float(np.median(values(name, "seconds"))))
+    first = min(good or local, key=lambda name: float(np.median(values(name, "seconds"))))
     fewer: Ratio = paired_ratio(values(RIVAL, "by_sample"), values(least, "by_sample"))
     sooner: Ratio = paired_ratio(values(RIVAL, "seconds"), values(first, "seconds"))
     print_claims(

@@ -4,8 +4,8 @@ Claim: after 300 rounds of four peers, with a failure about every ten rounds, re
 partial round was reported as partial, and no peer has grown: memory by less than 5 %, descriptors
 not at all.
 
-A peer fails by dropping out of an all-reduce, before it begins or after it has ended. The rounds
-that hivemind's log calls partial are compared with those that rayhive reports.
+A peer fails by dropping out of an all-reduce, before it begins or after it has ended. If one drops
+out before, its parts are missing, so that no other peer of the group may report a complete round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import gc
 import json
-import logging
 import multiprocessing
 import os
 import random
@@ -33,8 +32,8 @@ import torch
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-from hivemind.averaging import partition
 from hivemind.averaging.allreduce import AllreduceException
+from hivemind.averaging.group_info import GroupInfo
 
 from benchmarks.claims import print_fact
 from benchmarks.swarm import conditions, join_swarm, run_swarm
@@ -47,52 +46,60 @@ SETTLED = 0.2
 #: Consecutive rounds over which a size is measured.
 SIZED = 10
 AGREE = 1e-4
+#: Most groups that a peer counts.
+MOST_GROUPS = 10_000
 
 #: Memory [bytes] of a peer's processes, and the number of descriptors by process and file.
 Size: TypeAlias = "tuple[int, Counter[tuple[int, str]]]"
 
 
-class PartialInLog(logging.Handler):
-    """Counter of hivemind's log lines about parts that were not averaged."""
+class Groups:
+    """Groups that the process of an averager counts, and that its trainer reads."""
 
-    count = 0
+    def __init__(self) -> None:
+        self._ids = torch.zeros(MOST_GROUPS, dtype=torch.long).share_memory_()
+        self._count = torch.zeros(1, dtype=torch.long).share_memory_()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Count a log line about a partial round."""
-        self.count += "received" in record.getMessage()
+    def add(self, group: GroupInfo) -> None:
+        """Add a group."""
+        self._ids[int(self._count)] = int.from_bytes(group.group_id[:7], "big")
+        self._count += 1
+
+    def ids(self) -> list[int]:
+        """Return numbers of the groups, which are the same at all of their peers."""
+        return self._ids[: int(self._count)].tolist()
 
 
 class FailingAverager(RayhiveGradientAverager):
-    """Averager that fails in some rounds, and counts partial rounds reported as complete."""
+    """Averager that fails in some rounds.
+
+    Attributes:
+        early: Groups that it left before their all-reduce.
+        late: Groups that it left after it.
+        complete: Groups whose round it reported as complete.
+    """
 
     def __init__(self, *args: Any, every: float, seed: int, **kwargs: Any) -> None:
         self.every, self.dice = every, random.Random(seed)
-        self.failures, self.unreported = torch.zeros(2, dtype=torch.long).share_memory_().unbind()
+        self.early, self.late, self.complete = Groups(), Groups(), Groups()
         super().__init__(*args, **kwargs)
 
-    def run(self) -> None:
-        """Run the averager with a counter on hivemind's log."""
-        self.heard = PartialInLog()
-        partition.logger.addHandler(self.heard)
-        partition.logger.setLevel(logging.WARNING)
-        super().run()
-
-    async def run_allreduce(self, *args: Any, **kwargs: Any) -> None:
+    async def run_allreduce(self, tensors: Any, group: GroupInfo, *args: Any, **kw: Any) -> None:
         fails, early = self.dice.random() < 1 / self.every, self.dice.random() < 0.5
         if fails and early:
-            self._fail()
-        await super().run_allreduce(*args, **kwargs)
+            self._fail(group, self.early)
+        await super().run_allreduce(tensors, group, *args, **kw)
         if fails:
-            self._fail()
+            self._fail(group, self.late)
 
-    def _fail(self) -> None:
-        self.failures += 1
+    def _fail(self, group: GroupInfo, groups: Groups) -> None:
+        groups.add(group)
         raise AllreduceException("dropped on purpose")
 
-    async def _aggregate_with_group(self, *args: Any, **kwargs: Any) -> Any:
-        before = self.heard.count
-        result = await super()._aggregate_with_group(*args, **kwargs)
-        self.unreported += self.heard.count > before and result.fraction == 1.0
+    async def _aggregate_with_group(self, group_info: GroupInfo, *args: Any, **kw: Any) -> Any:
+        result = await super()._aggregate_with_group(group_info, *args, **kw)
+        if result.fraction == 1.0:
+            self.complete.add(group_info)
         return result
 
 
@@ -212,8 +219,9 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "weights": weights.tolist(),
         "outcomes": {name: outcomes.count(name) for name in sorted(set(outcomes))},
-        "failures": int(averager.failures),
-        "unreported": int(averager.unreported),
+        "early": averager.early.ids(),
+        "late": averager.late.ids(),
+        "complete": averager.complete.ids(),
         "memory": (before[0], after[0]),
         "descriptors": (before[1], after[1]),
     }
@@ -244,14 +252,15 @@ def main() -> None:
         grown = max(changes, key=lambda kinds: sum(kinds.values()))
         which = "".join(f", {kind} {count:+d}" for kind, count in grown.items())
         print(f"{delay}: {results[0]['seconds']:.0f} s, distance {distance:.1e},")
-        print(f"  failures on purpose {sum(r['failures'] for r in results)},", end=" ")
+        early, late = ({g for r in results for g in r[when]} for when in ("early", "late"))
+        complete = {group for r in results for group in r["complete"]}
+        print(f"  failures on purpose: {len(early)} groups before, {len(late)} after", end=", ")
         print(f"memory {growth:+.1%}, descriptors {sum(grown.values()):+d}{which}")
         for result in results:
             print(f"  outcomes {result['outcomes']}")
         facts[f"{delay}: replicas agree to {AGREE:g}"] = distance < AGREE
-        facts[f"{delay}: no partial round goes unreported"] = not any(
-            r["unreported"] for r in results
-        )
+        reported = bool(early and complete) and not early & complete
+        facts[f"{delay}: no partial round goes unreported"] = reported
         facts[f"{delay}: memory grows by less than 5 %"] = growth < 0.05
         facts[f"{delay}: descriptors do not grow"] = sum(grown.values()) <= 0
     for text, held in facts.items():

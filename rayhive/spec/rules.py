@@ -54,6 +54,9 @@ def _check_swarm(config: SweepConfig) -> Iterator[Problem]:
         if count != swarm.peers:
             allowed = f"the sum of the counts of swarm.node_classes, which is {count}"
             yield _wrong(config, "swarm.peers", allowed)
+        if swarm.gpus_per_peer:
+            allowed = "absent with swarm.node_classes: give `gpus` in each class"
+            yield _wrong(config, "swarm.gpus_per_peer", allowed)
 
 
 def _check_preemption(config: SweepConfig) -> Iterator[Problem]:

@@ -56,6 +56,10 @@ def test_delays_are_the_valid_combinations_of_flags() -> None:
             "enqueue.0.powersgd_rank",
         ),
         ({"swarm": {"peers": 3, "node_classes": {"a": {"count": 2}}}}, "swarm.peers"),
+        (
+            {"swarm": {"gpus_per_peer": 1, "node_classes": {"a": {"count": 2}}}},
+            "swarm.gpus_per_peer",
+        ),
         ({"space": {"codec": []}}, "space.codec"),
         ({"space": {"codec": ["none", "none"]}}, "space.codec"),
         ({"space": {"codec": {"low": 1, "high": 2}}}, "space.codec"),
