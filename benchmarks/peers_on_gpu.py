@@ -7,8 +7,8 @@ the bit at the end. nccl refuses two ranks on one GPU, so DDP averages over gloo
 All variants train the same module on the same batches, ``--batches`` of them a round, in fresh
 processes, one variant after the other. ``computing alone`` is the loop of DDP in which nothing is
 averaged: four processes that share the GPU. DDP averages in the precision of the parameters, which
-is float32 in mixed precision as well. rayhive's variants run through ``HivemindStrategy``, with the arguments
-that a study passes. A round's time is that between two optimizer steps of a peer.
+is float32 in mixed precision as well. rayhive's variants run through ``HivemindStrategy``, with the
+arguments that a study passes. A round's time is that between two optimizer steps of a peer.
 
 ``--device cpu`` with a small ``--width`` and few ``--layers`` tries the script without a GPU.
 """
