@@ -18,7 +18,7 @@ from rayhive.columns import (
     find_column,
     metric_columns,
 )
-from rayhive.metrics.folds import RestrictedMean
+from rayhive.metrics.folds import Mean, RestrictedMean
 from rayhive.registry import METRICS
 from rayhive.timeline import FINISHED, UNCOUNTED
 
@@ -118,9 +118,21 @@ def objectives_known(row: Row, objectives: Iterable[str]) -> bool:
             find_column(name) is not None
             and row.get(name) is not None
             and not is_censored(row, name)
+            and of_all(row, name)
             for name in objectives
         )
     )
+
+
+def of_all(row: Row, name: str) -> bool:
+    """Return whether the mean of a folded row is over all replicates that finished.
+
+    A replicate may have no value, such as the duration of a round where none was completed.
+    """
+    column = find_column(name)
+    if column is None or not isinstance(column.fold, Mean) or not isinstance(row, FoldedRow):
+        return True
+    return all(one.get(name) is not None for one in row.replicates.finished)
 
 
 def is_candidate(row: Row, objectives: Iterable[str]) -> bool:

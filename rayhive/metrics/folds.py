@@ -246,6 +246,20 @@ class Percentile(Fold):
         }
 
 
+def some_censored(column: Column, ran: Iterable[Row]) -> bool:
+    """Return whether replicates have no value because what it measures had not ended.
+
+    The values of the other replicates are those of the quick ones, and do not stand for all.
+    """
+    fold = column.fold
+    if isinstance(fold, Percentile):
+        timed = [row for row in ran if row["state"] in FINISHED and row.get(fold.of)]
+        return any(row.get(column.name) is None for row in timed)
+    if isinstance(fold, Mean) and fold.missing == "none":
+        return any(row.get(column.name) is None for row in ran if row["state"] not in UNKNOWN)
+    return False
+
+
 @dataclass(frozen=True)
 class Count(Fold):
     """Number of replicates in given states.

@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from rayhive.columns import Column, FoldedRow, Row, find_column
-from rayhive.metrics.folds import RestrictedMean, event_times, is_exact, restriction
+from rayhive.metrics.folds import (
+    RestrictedMean,
+    event_times,
+    is_exact,
+    restriction,
+    some_censored,
+)
 from rayhive.metrics.stats import CONFIDENCE
 from rayhive.timeline import FINISHED, UNKNOWN
 
@@ -75,7 +81,8 @@ def seed_values(rows: Sequence[Row], name: str) -> SeedValues:
     Times to an event that a replicate did not see are cut at the same time in every row
     (:class:`rayhive.metrics.folds.RestrictedMean`). Other values are those of the replicates that
     finished; logarithms if the column is on a log scale. Rows without replicates, and rows with a
-    value that has no logarithm, are NaN: a mean of the others would be that of the lucky ones.
+    value that has no logarithm or is censored, are NaN: a mean of the others would be that of the
+    lucky ones.
 
     Raises:
         KeyError: There is no such column.
@@ -109,6 +116,8 @@ def _values(column: Column, ran: Sequence[Row]) -> list[tuple[int, float]]:
 
     Empty if every replicate failed: nothing is known of the event then.
     """
+    if some_censored(column, ran):
+        return []
     pairs = []
     for row in ran:
         value = row[column.name] if row["state"] in FINISHED else None

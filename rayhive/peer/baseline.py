@@ -265,7 +265,8 @@ class BaselineTraining(Callback):
             self._say_goodbye(clock_s)
             return
         if reason != "diverged" and self._evaluated != self._round:
-            self._evaluate(pl_module, final=True)
+            found = self._evaluate(pl_module, final=True)
+            reason = "diverged" if found == "diverged" else reason
         self._channel.emit(
             events.PeerFinished(
                 reason=reason,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from rayhive.columns import Value
 from rayhive.errors import Problem, unknown
 from rayhive.metrics.stats import LEAST_BY_RANK
 from rayhive.report.settings import Replicate, Settings, differing
 from rayhive.report.table_notes import count_text
+from rayhive.spec.axes import AXES
 from rayhive.timeline import FINISHED
 
 #: Columns that may differ between runs that are compared: often what the comparison is about.
@@ -38,23 +40,20 @@ def shared_groups(
     ours: Sequence[Replicate], theirs: Sequence[Replicate], problems: list[Problem]
 ) -> Iterator[Group]:
     """Yield configuration, scenario and replicates of both runs, for all that they share."""
-    names = [
-        list(dict.fromkeys(str(item.row["configuration"]) for item in run))
-        for run in (ours, theirs)
-    ]
+    names = [list(dict.fromkeys(_identity(item) for item in run)) for run in (ours, theirs)]
     pairs = [(name, name) for name in names[0] if name in names[1]]
     if not pairs and len(names[0]) == len(names[1]) == 1:
         pairs = [(names[0][0], names[1][0])]
     if not pairs:
-        first, second = (", ".join(each[:6]) for each in names)
+        first, second = (", ".join(name for name, _ in each[:6]) for each in names)
         text = f"a run that shares a configuration with the first, which has {first}"
         problems.append(Problem("configuration", second, text))
     found = False
     for one, two in pairs:
-        label = one if one == two else f"{one} → {two}"
+        label = one[0] if one[0] == two[0] else f"{one[0]} → {two[0]}"
         for scenario in dict.fromkeys(item.spec.scenario for item in ours):
             sides = (
-                [i for i in run if i.row["configuration"] == name and i.spec.scenario == scenario]
+                [i for i in run if _identity(i) == name and i.spec.scenario == scenario]
                 for run, name in ((ours, one), (theirs, two))
             )
             left, right = sides
@@ -67,6 +66,12 @@ def shared_groups(
         ]
         text = f"a run that shares a scenario with the first, which has {scenarios[0]}"
         problems.append(Problem("scenarios", scenarios[1], text))
+
+
+def _identity(item: Replicate) -> tuple[str, tuple[Value, ...]]:
+    """Return the label of a configuration, which rounds numbers, and the value of every axis."""
+    values = tuple(item.row.get(axis.column.name) for axis in AXES)
+    return str(item.row["configuration"]), values
 
 
 def different_plans(groups: Iterable[Group], allow: Sequence[str]) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from rayhive.metrics.folds import (
     event_times,
     restricted,
     restriction,
+    some_censored,
 )
 from rayhive.metrics.seeds import holm
 from rayhive.metrics.stats import (
@@ -40,6 +41,9 @@ from rayhive.timeline import FINISHED, UNCOUNTED, UNKNOWN
 
 #: Columns that are compared besides the objectives, if the runs have them.
 KEY_COLUMNS = ("final_loss", "time_to_target_s", "samples_per_s", "round_p50_s", "goodput")
+
+#: Remark where some replicates have no value, because what it measures had not ended.
+CENSORED = "not all replicates saw it end"
 
 Verdict = Literal["better", "worse", "larger", "smaller", "equal", "not separable", "not known"]
 
@@ -187,7 +191,7 @@ def _compared(
     if paired:
         rows = [[side[seed] for seed in common] for side in seeds]
     values, note, missed = _values(column, rows, paired)
-    if not any(values):
+    if not any(values) and note != CENSORED:
         return None
     log = isinstance(column.fold, (Mean, RestrictedMean)) and column.fold.log
     log = log and all(value > 0 for side in values for value in side)
@@ -258,6 +262,9 @@ def _values(column: Column, rows: Sequence[Sequence[Row]], paired: bool) -> _Val
         sides = [restricted(run, cut) for run in (times[0], times[1])]
         return _Values(sides, note if ours + theirs else "", (ours, theirs))
     found = [[_number(row, name) for row in run] for run in rows]
+    left = sum(value is None for side in found for value in side)
+    if left < sum(map(len, found)) and any(some_censored(column, run) for run in rows):
+        return _Values([[], []], CENSORED)
     if paired:
         whole = [pair for pair in zip(*found, strict=True) if None not in pair]
         sides = [
@@ -268,7 +275,10 @@ def _values(column: Column, rows: Sequence[Sequence[Row]], paired: bool) -> _Val
             note = f"{count_text(left, 'pair')} without a value left out" if left else ""
             return _Values(sides or [[], []], note)
         return _Values([[], []])
-    return _Values([[value for value in side if value is not None] for side in found])
+    failed = sum(row["state"] not in FINISHED for run in rows for row in run)
+    left -= failed  # these are counted below the table
+    note = f"{count_text(left, 'replicate')} without a value left out" if left else ""
+    return _Values([[value for value in side if value is not None] for side in found], note)
 
 
 def _number(row: Row, name: str) -> float | None:

@@ -41,7 +41,7 @@ def _rough(value: float | None) -> str:
         decimals = 2 - (_exponent(float(f"{value:.2e}")) if value else 2)
         return f"{value:.{decimals}f}"
     rounded = round(value) if abs(value) >= 100 else value
-    return f"{rounded:,}" if SMALL <= abs(value) < 1e6 else f"{value:.1e}"
+    return f"{rounded:,}" if SMALL <= abs(value) < 1e6 else f"{value:.2e}"
 
 
 def estimate_text(mean: float, half: float | None) -> str:

@@ -68,8 +68,9 @@ def spread_in(results: Results | None, name: str) -> tuple[float | None, str]:
     """Return the spread of an objective in a past run, and its origin.
 
     It is the standard deviation of the residuals of rows and seeds
-    (:func:`rayhive.metrics.posterior.residuals_spread`), pooled over all rows of which every
-    replicate has the objective; on a linear scale of values divided by their row's mean.
+    (:func:`rayhive.metrics.posterior.residuals_spread`), pooled over all rows, but baselines, of
+    which every replicate has the objective; on a linear scale of values divided by their row's
+    mean.
 
     Returns:
         The spread and its origin; None and the reason if no two replicates of a row have the
@@ -79,7 +80,7 @@ def spread_in(results: Results | None, name: str) -> tuple[float | None, str]:
 
     column = find_column(name)
     squares, freedom, rows = 0.0, 0, 0
-    folded = () if results is None else results.folded
+    folded = [] if results is None else [r for r in results.folded if r["baseline"] is None]
     for group in candidate_groups(folded, {name: "minimize"}):
         values = seed_values(group, name)
         if column is not None and not column.log:

@@ -16,7 +16,7 @@ from rayhive.columns import (
     find_column,
     metric_columns,
 )
-from rayhive.metrics.aggregate import comparable, is_censored, ran, unfinished
+from rayhive.metrics.aggregate import comparable, is_censored, of_all, ran, unfinished
 from rayhive.metrics.folds import (
     Mean,
     Percentile,
@@ -235,12 +235,13 @@ def separates(row: Row, rows: Sequence[Row], column: Column) -> bool:
     Rows under the same conditions that have a value in the column are compared. Nothing separates
     from a row without an interval, which could be anywhere. A row without such rivals is not
     marked, nor is a row with failed, pruned or skipped replicates, whose values are only those of
-    the finished ones, or with a missed target, whose time is a lower bound.
+    the finished ones, or with a missed target, whose time is a lower bound, or with a replicate
+    that has no value.
     """
     name = column.name
     if column.better is None or not column.interval or unfinished(row) or row["n_skipped"]:
         return False
-    if is_censored(row, name):
+    if is_censored(row, name) or not of_all(row, name):
         return False
     rivals = [
         _bounds(other, name)

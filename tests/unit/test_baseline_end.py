@@ -126,6 +126,14 @@ def test_a_divergence_in_the_last_round_is_one(
     assert (event.kind, event.reason, event.round) == ("peer_finished", reason, round)
 
 
+def test_a_divergence_that_only_the_last_evaluation_shows_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Digits, "evaluate", lambda *_: {"loss": math.inf, "accuracy": 0.1})
+    event: Any = events_of(evaluation={"every_samples": 10**6})[-1]
+    assert (event.kind, event.reason, event.round) == ("peer_finished", "diverged", ROUNDS)
+
+
 def test_a_peer_with_a_notice_that_misses_another_tells_what_it_computed() -> None:
     """It told of no samples, though its rounds had some."""
     left, end = (event.model_dump() for event in events_of(misses=3)[-2:])

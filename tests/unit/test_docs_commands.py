@@ -161,7 +161,8 @@ def test_a_command_of_the_pages_is_taken(command: str, place: Path) -> None:
     elif typed[0] == "python":
         assert (ROOT / typed[1]).is_file()
     elif typed[:3] == ["rayhive", "scenario", "run"]:
-        shown = [word for word in typed[3:] if word != "--no-twin"]
+        of_run = re.compile(r"--no-twin | --out \S+| --no-twin")
+        shown = shlex.split(of_run.sub("", shlex.join(typed[3:])))
         assert main(["scenario", "show", *shown]) == 0  # tests/integration/test_scenario_run.py
     elif typed[0] == "rayhive":
         assert main(shortened(typed)[1:]) == 0

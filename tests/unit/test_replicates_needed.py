@@ -103,6 +103,15 @@ def test_the_spread_of_a_past_run_is_without_the_effect_of_the_seed(run: Path) -
     assert (item.spread, item.one_pair, item.shown) == (None, None, None)
 
 
+def test_the_spread_is_that_of_the_rows_and_not_of_baselines(run: Path) -> None:
+    spread, source = spread_in(load_results(run), "final_loss")
+    for n, loss in enumerate((0.1, 2.0, 5.0)):
+        Log(make_spec(trial=None, baseline="ddp", replicate=n), losses=(2.0, loss)).write(run)
+    results = load_results(run)
+    assert "ddp" in {row["baseline"] for row in results.folded}
+    assert spread_in(results, "final_loss") == (spread, source)
+
+
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

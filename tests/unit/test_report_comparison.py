@@ -8,14 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from rayhive.cli import main
 from rayhive.errors import ConfigError
-from rayhive.report.comparison import Comparison, Comparisons, compare
+from rayhive.metrics.seeds import seed_values
+from rayhive.report.comparison import CENSORED, Comparison, Comparisons, compare
+from rayhive.report.results import load_results
 from rayhive.spec import Budget, Configuration
 from rayhive.spec.study import ElasticConfig
+from tests.fixtures.faulted import ALL, REST, Story, planned
 from tests.fixtures.logs import Log, make_spec, write_run
 
 #: Seed -> final loss of peer 0; the column is the mean over both peers, 0.01 more.
@@ -33,6 +37,20 @@ def run(folder: Path, losses: Losses, *, speed: float = 1.0, **fields: Any) -> P
         for number, (seed, loss) in enumerate(losses.items())
     ]
     return write_run(folder, logs, {"final_loss": "minimize"})
+
+
+def struck(seed: int, recovers: bool) -> Story:
+    """Return a replicate in which a peer of three is killed at 4.5 s."""
+    story = Story([planned()], seed=seed, replicate=seed)
+    story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
+    story.fire(4.5, 0, ["peer-1"])
+    story.lose(4.6, "peer-1")
+    pace = 1.0 if recovers else 1.5
+    ends = [5.5 + pace * n for n in range(6)]
+    story.rounds(*ends, peers=REST)
+    story.finish(ends[-1], REST)
+    story.end(ends[-1])
+    return story
 
 
 def of(found: Comparisons, column: str) -> Comparison:
@@ -178,6 +196,44 @@ def test_a_failed_replicate_has_no_value_and_is_counted(tmp_path: Path) -> None:
     assert of(found, "final_loss").n == 2
     assert "1 pair without a value left out" in of(found, "final_loss").note
     assert any("1 replicate of the second run did not finish" in note for note in found.notes)
+
+
+def test_replicates_without_a_value_are_counted_without_pairs_too(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.7, 3: 0.8})
+    b = run(tmp_path / "b", {4: 0.4, 5: 0.6})
+    stalled = make_spec(replicate=2, seed=6)
+    Log(stalled, seconds=(), losses=(1.0,), accuracies=(0.1,), state="timed_out").write(b)
+    row = of(compare(a, b, ["round_p50_s"]), "round_p50_s")
+    assert (row.paired, row.n) == (False, 2)
+    assert row.note == "1 replicate without a value left out"
+
+
+def test_replicates_that_recovered_do_not_stand_for_those_that_did_not(tmp_path: Path) -> None:
+    """One of two never was as fast as before; the other's time was compared alone."""
+    runs = []
+    for name, ends in (("a", ("quick", "quick", "quick")), ("b", ("quick", "quick", "never"))):
+        logs = [struck(seed, recovers=end == "quick") for seed, end in enumerate(ends)]
+        runs.append(write_run(tmp_path / name, logs, {"final_loss": "minimize"}))
+    whole = of(compare(runs[0], runs[0], ["recover_p50_s"]), "recover_p50_s")
+    assert whole.n == 3 and whole.verdict == "equal"
+    row = of(compare(*runs, ["recover_p50_s"]), "recover_p50_s")
+    assert (row.change, row.verdict, row.note) == (None, "not known", CENSORED)
+    values = seed_values(load_results(runs[1]).folded, "recover_p50_s").values
+    assert values.size == 0 or np.isnan(values).all()
+
+
+def test_configurations_with_one_label_are_not_mixed(tmp_path: Path) -> None:
+    """A label rounds to four digits: the last of two configurations stood for both."""
+    rates, logs = (0.70001, 0.70003), []
+    for trial, rate in enumerate(rates):
+        configuration = Configuration(local_steps=4, outer_lr=rate, outer_momentum=0.9)
+        for n in range(2):
+            spec = make_spec(trial=trial, replicate=n, configuration=configuration)
+            logs.append(Log(spec, losses=(1.0, (1 + trial) * (1 + n / 10))))
+    a = write_run(tmp_path / "a", logs, {"final_loss": "minimize"})
+    rows = [row for row in compare(a, a).rows if row.column.name == "final_loss"]
+    assert [row.a for row in rows] == pytest.approx([1.06, 2.11])
+    assert len({row.configuration for row in rows}) == 1
 
 
 def test_every_reason_against_a_comparison_is_told(tmp_path: Path) -> None:

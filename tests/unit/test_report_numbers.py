@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayhive.report.numbers import estimate_text, number_text
+from rayhive.report.numbers import estimate_text, interval_text, number_text
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,17 @@ def test_printed_numbers_are_within_their_rounding(mean: float, half: float) -> 
     error = float(spread.replace(",", "")) * scale
     assert error == pytest.approx(half, rel=0.051)
     assert abs(printed - mean) <= 0.1 * half + 1e-9 * abs(mean)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((1.0612, 0.397, 2.81), "1.06 [0.397, 2.81]"),
+        ((1_249_000.0, 1_240_000.0, 1_258_000.0), "1.25e+06 [1.24e+06, 1.26e+06]"),
+        ((0.0001234, 0.00012, 0.000128), "1.23e-04 [1.20e-04, 1.28e-04]"),
+    ],
+)
+def test_ends_of_an_interval_have_three_digits(
+    values: tuple[float, float, float], text: str
+) -> None:
+    assert interval_text(*values) == text

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rayhive.columns import find_column, objectives
 from rayhive.metrics.seeds import seed_values
 from rayhive.report.differences import all_differences
 from rayhive.report.recommendation import recommendations
 from rayhive.report.render import results_text
 from rayhive.report.results import Results, load_results
+from rayhive.report.table import separates
 from rayhive.spec import Configuration
 from tests.fixtures.logs import Log, make_spec, write_run
 from tests.fixtures.report_pages import page_of
@@ -20,7 +22,7 @@ SECONDS = (2.0, 0.5, 0.6, 0.7)
 REPLICATES = 3
 
 
-def run(folder: Path, stalled: Sequence[int]) -> Path:
+def run(folder: Path, stalled: Sequence[int], objective: str = "samples_per_s") -> Path:
     """Write a slow row, and a fast one of which some replicates have no round."""
     logs = []
     for trial, (codec, speed) in enumerate({"none": 1.0, "float16": 2.0}.items()):
@@ -36,7 +38,7 @@ def run(folder: Path, stalled: Sequence[int]) -> Path:
                 if trial == 1:
                     log.seconds = (*seconds, *(0.5,) * 4)
             logs.append(log)
-    return write_run(folder, logs, {"samples_per_s": "maximize"})
+    return write_run(folder, logs, {objective: objectives()[objective]})
 
 
 @pytest.mark.parametrize("stalled", [(0,), (0, 1, 2)])
@@ -63,3 +65,15 @@ def test_a_stalled_replicate_is_not_left_out_of_a_comparison(tmp_path: Path) -> 
     assert (values[0] > 0).all() and (values[1] != values[1]).all()
     (change,) = all_differences(results, "none")
     assert (change.pairs, change.value, change.low, change.p) == (0, None, None, None)
+
+
+def test_a_row_is_not_recommended_by_the_replicates_that_had_a_round(tmp_path: Path) -> None:
+    """A replicate without a round has no median round; the mean was that of the others."""
+    results = load_results(run(tmp_path / "run", [0], "round_p50_s"))
+    (advice,) = recommendations(results)
+    assert [each.row["configuration"] for each in advice.candidates] == ["none"]
+    ((row, _),) = advice.left_out
+    assert (row["configuration"], row["pareto"]) == ("float16", False)
+    assert row["round_p50_s"] is not None and row["n_failed"] == 0
+    column = find_column("round_p50_s")
+    assert column is not None and not separates(row, results.folded, column)
