@@ -39,6 +39,7 @@ from rayhive.averaging.sharing_priority import PRIORITY, announced
 from rayhive.averaging.state_download import (
     DownloadOutcome,
     LatestDownload,
+    OwnState,
     SharedStates,
     StateDownload,
     declare_state,
@@ -139,7 +140,7 @@ class MeasuredAverager(DecentralizedAverager):
         self._signal_step = self._requests.signal
         self.payload = DensePayload() if payload is None else payload(self._averaged_tensors)
         rule = OutlierFilter(outlier_filter, sketches=sketches)
-        stats = [info.role.name == "OPTIMIZER" for info in self.tensor_infos or ()]
+        stats = [info.role.name != "PARAMETER" for info in self.tensor_infos or ()]
         options = (self.groups, aggregation, weighting, extras)
         self.rounds = RoundPipeline(self._averaged_tensors, stats, self.payload, rule, *options)
         if start:
@@ -211,16 +212,16 @@ class MeasuredAverager(DecentralizedAverager):
         if not wait:
             raise ValueError("a state that is checked has to be waited for")
         future: MPFuture[Any] = MPFuture()
-        request = {"future": future, "timeout": timeout, "own_norm": self.own_norm()}
+        request = {"future": future, "timeout": timeout, "own": self.own_state()}
         self._outer_pipe.send(("_load_state_from_peers", [], request))
         outcome: DownloadOutcome = future.result(timeout)
         self.downloaded_bytes += outcome.received_bytes
         self.refused_states += outcome.refused
         return outcome.state
 
-    def own_norm(self) -> float:
-        """Return the norm of this peer's state, for comparison with that of another peer."""
-        return norm_of(floats(self._averaged_tensors))
+    def own_state(self) -> OwnState:
+        """Return what a state of another peer is compared with."""
+        return OwnState(norm_of(floats(self._averaged_tensors)))
 
     def shutdown(self) -> None:
         """Leave the swarm and end the averager's process."""
@@ -346,13 +347,13 @@ class MeasuredAverager(DecentralizedAverager):
         return f"{self._matchmaking.group_key_manager.prefix}.all_averagers"
 
     async def _load_state_from_peers(
-        self, future: MPFuture, timeout: float | None = None, own_norm: float = 0.0
+        self, future: MPFuture, timeout: float | None = None, own: OwnState | None = None
     ) -> None:
         patience = patience_of(timeout, float(self.request_timeout), self.next_chunk_timeout)
         alive = self._matchmaking.group_formation.known()
         source = transport.states(self._links, self._stub_of)
         sources = SharedStates(self.dht, self._sharing_key, source, alive, patience)
-        await self._downloads.run(StateDownload(sources, own_norm).run_for(future))
+        await self._downloads.run(StateDownload(sources, own or OwnState()).run_for(future))
 
     def _stub_of(self, peer: PeerID) -> DownloadStub:
         return self.get_stub(self._p2p, peer, namespace=self.prefix)

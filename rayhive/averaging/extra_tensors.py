@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 from hivemind.averaging.control import StepControl
-from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
+from hivemind.compression import (
+    CompressionBase,
+    CompressionInfo,
+    NoCompression,
+    TensorRole,
+)
 from hivemind.proto import runtime_pb2
 
 from rayhive.averaging.gradient_extras import averageable
 
-#: Types that lossy codecs accept; other tensors of a state are sent as they are.
+#: Types that lossy codecs accept; parameters of other types are sent as they are.
 _COMPRESSIBLE = (torch.float16, torch.float32, torch.float64)
 
 
@@ -50,6 +55,15 @@ class ExtraTensors:
     def averages(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is an extra tensor that is averaged."""
         return any(tensor is each for each in self.averaged)
+
+    def masks(self) -> frozenset[int]:
+        """Return which floating-point tensors have no average; the last one is 1."""
+        floats = (
+            (at, each)
+            for at, each in enumerate(reversed(self._tensors), 1)
+            if each.is_floating_point()
+        )
+        return frozenset(at for at, each in floats if not averageable(each))
 
     def averaged_infos(self, infos: Sequence[CompressionInfo]) -> tuple[CompressionInfo, ...]:
         """Return the infos of a state without those of tensors that are not averaged here.
@@ -94,8 +108,10 @@ class ExtraTensors:
         return zip(self.averaged, tensors[len(tensors) - len(self.averaged) :], strict=True)
 
 
-class FloatsOnly(CompressionBase):
-    """Codec that compresses floating-point tensors and sends others as they are.
+class ParametersOnly(CompressionBase):
+    """Codec that compresses floating-point parameters and sends other tensors as they are.
+
+    Statistics may be small beside each other: a codec would make a variance 0 or negative.
 
     Args:
         codec: Codec of floating-point tensors; lossy codecs refuse others.
@@ -113,7 +129,8 @@ class FloatsOnly(CompressionBase):
         self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
     ) -> runtime_pb2.Tensor:
         """Encode with the codec if it accepts the tensor's type."""
-        codec = self._codec if tensor.dtype in _COMPRESSIBLE else NoCompression()
+        of_parameter = info.role == TensorRole.PARAMETER and tensor.dtype in _COMPRESSIBLE
+        codec = self._codec if of_parameter else NoCompression()
         return codec.compress(tensor, info, allow_inplace)
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:

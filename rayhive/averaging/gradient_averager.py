@@ -37,11 +37,13 @@ def type_of_sums(tensor: torch.Tensor) -> torch.dtype:
 
 
 def shared_zeros(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return buffers for the averages of the gradients of parameters, shared between processes."""
+    """Return buffers for the averages of the gradients of parameters, shared between processes.
+
+    They are of 32 bits, as averages are, also for parameters of 64.
+    """
     # with the strides of the parameters: fused optimizers read both in the order of memory
     zeros = (
-        torch.zeros_like(each.detach(), dtype=type_of_sums(each), device="cpu")
-        for each in parameters
+        torch.zeros_like(each.detach(), dtype=torch.float32, device="cpu") for each in parameters
     )
     return [each.share_memory_() for each in zeros]  # type: ignore[no-untyped-call]
 
@@ -142,6 +144,12 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         """Serve until shut down; executed in the averager's own process."""
         self.matchmaking_kwargs |= {"quorum": self._quorum, "pairs": self._pairs}
         super().run()
+
+    def _grads_from_parameters(self) -> Iterator[torch.Tensor]:
+        for parameter in self.parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:  # averages are dense
+                parameter.grad = parameter.grad.to_dense()
+        yield from super()._grads_from_parameters()
 
     @torch.no_grad()
     def _grad_accumulators(self) -> Iterator[torch.Tensor]:

@@ -18,8 +18,9 @@ from hivemind.compression import (
 from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.averager import MeasuredAverager
-from rayhive.averaging.extra_tensors import ExtraTensors, FloatsOnly
+from rayhive.averaging.extra_tensors import ExtraTensors, ParametersOnly
 from rayhive.averaging.optimizer_statistics import averageable, kept_in_place, statistics
+from rayhive.averaging.state_download import OwnState
 from rayhive.averaging.tensor_memory import empty_shared
 from rayhive.averaging.tensor_summary import floats, norm_of, with_digest
 
@@ -137,8 +138,8 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         self._all_statistics = all_statistics
         averaging = NoCompression() if compression is None else compression
         self.lossy = not isinstance(averaging, NoCompression)
-        if self.lossy and all_statistics:
-            averaging = RoleAdaptiveCompression(default=averaging, optimizer=NoCompression())
+        if self.lossy:  # variances, of batch norm and of Adam, could become negative
+            averaging = RoleAdaptiveCompression(default=NoCompression(), parameter=averaging)
         codec = NoCompression() if state_compression is None else state_compression
         super().__init__(
             compression=averaging,
@@ -146,7 +147,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
             sketches=False,
             weighting=parameter_weight,
             extra_tensors=extra_tensors,
-            state_compression=FloatsOnly(codec),
+            state_compression=ParametersOnly(codec),
             trainer_tensors=self.trainer_tensors,
             **kwargs,
         )
@@ -178,11 +179,11 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         self._empty()
         return loaded
 
-    def own_norm(self) -> float:
-        """Return the norm of parameters and extra tensors."""
+    def own_state(self) -> OwnState:
+        """Return the norm of the parameters, and which extra tensors are masks."""
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
-        return norm_of(floats([*parameters, *self.extra_tensors]))
+        return OwnState(norm_of(floats(parameters)), self._extras.masks())
 
     def _load_local_tensors_into_averager_(self) -> None:
         super()._load_local_tensors_into_averager_()
@@ -222,7 +223,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
             with self.lock_averaged_tensors:
                 tensors = [tensor.clone() for tensor in tensors]
         metadata["epoch"] = round_
-        shared = sum(info.role != TensorRole.OPTIMIZER for info in infos)
+        shared = sum(info.role == TensorRole.PARAMETER for info in infos)
         metadata = with_digest(metadata, tensors[:shared])
         served = tensors if self.on_serving is None else self.on_serving(tensors)
         return metadata, served, infos

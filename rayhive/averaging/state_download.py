@@ -32,6 +32,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time, get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
+from rayhive.averaging.round_filter import are_finite
 from rayhive.averaging.tensor_summary import Digest, digest_in, floats, norm_of
 
 logger = get_logger(__name__)
@@ -224,19 +225,33 @@ class LatestDownload:
         await asyncio.wait({self._task})
 
 
+@dataclass(frozen=True)
+class OwnState:
+    """What a peer compares the state of another peer with.
+
+    Attributes:
+        norm: Norm of its parameters.
+        masks: Tensors at the end of a state, counted from the last, which is 1, that need not be
+            finite: in its own module they are not, such as masks of -inf.
+    """
+
+    norm: float = 0.0
+    masks: frozenset[int] = frozenset()
+
+
 class StateDownload:
     """One search for a sound state.
 
     Args:
         sources: The other peers' states.
-        own_norm: Norm of this peer's state. A joining peer still has that of the run's beginning.
+        own: This peer's state. A joining peer still has that of the run's beginning.
 
     Attributes:
         outcome: The outcome so far.
     """
 
-    def __init__(self, sources: SharedStates, own_norm: float) -> None:
-        self._sources, self._own_norm = sources, own_norm
+    def __init__(self, sources: SharedStates, own: OwnState) -> None:
+        self._sources, self._own = sources, own
         self.outcome = DownloadOutcome()
 
     async def run(self) -> None:
@@ -286,7 +301,8 @@ class StateDownload:
             others: Peers whose digests may be compared with the state.
         """
         metadata, tensors = state
-        if not math.isfinite(norm_of(floats(tensors))):
+        judged = [t for at, t in enumerate(tensors) if len(tensors) - at not in self._own.masks]
+        if not are_finite(judged):
             return "not_finite"
         announced = digest_in(metadata)
         if announced is None:  # a state without parameters, in which peers may differ
@@ -321,6 +337,6 @@ class StateDownload:
 
     def _is_nearer(self, found: Digest, other: Digest) -> bool:
         """Return whether a digest is nearer to this peer's own state than another one."""
-        own = self._own_norm + 1e-12
+        own = self._own.norm + 1e-12
         sizes = [abs(math.log((d.norm + 1e-12) / own)) for d in (found, other)]
         return sizes[0] <= sizes[1]

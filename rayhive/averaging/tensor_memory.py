@@ -23,11 +23,13 @@ _MADV_REMOVE = getattr(mmap, "MADV_REMOVE", 9)
 def drop_inherited(tensors: Iterable[torch.Tensor]) -> None:
     """Give back this process's pages of its parent's tensors, which it never reads.
 
-    Tensors that processes share, and those of a GPU, stay as they are.
+    Nor does it keep its parent's default type of tensors: averages have 32 bits. Tensors that
+    processes share, and those of a GPU, stay as they are.
 
     Args:
         tensors: Any tensors of the parent.
     """
+    torch.set_default_dtype(torch.float32)
     if sys.platform != "linux":
         return
     for tensor in tensors:

@@ -36,7 +36,7 @@ class Sketcher:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the sketch, :data:`BUCKETS` numbers, on the host."""
-        line = torch.zeros(COLUMNS)
+        line = torch.zeros(COLUMNS, dtype=torch.float32)
         for signs, tensor in zip(self._rows, tensors, strict=True):
             flat = tensor.detach().reshape(-1).float()
             whole = len(flat) // COLUMNS

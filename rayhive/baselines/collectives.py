@@ -14,6 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from rayhive.baselines.base import REASONS
 from rayhive.errors import PeerError
@@ -144,12 +145,10 @@ class Agreement:
     all-reduce of the members' reasons that runs in the background; its result counts at the end of
     the next round, when it has arrived long since.
 
-    Args:
-        timeout: Longest wait for a member; None for torch's default.
     """
 
-    def __init__(self, timeout: timedelta | None = None) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo")
         self._reduce = dist.all_reduce
         self._pending: tuple[Any, torch.Tensor] | None = None
 
@@ -160,10 +159,19 @@ class Agreement:
             reason: Reason of this member; None to go on.
         """
         agreed = self.settle()
-        code = torch.tensor([0 if reason is None else 1 + REASONS.index(reason)])
+        known = reason if reason in REASONS else "stop"
+        code = torch.tensor([0 if reason is None else 1 + REASONS.index(known)])
         work = self._reduce(code, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._pending = work, code
         return agreed
+
+    def limit(self, timeout: timedelta) -> None:
+        """Set the longest wait for a member, from the next exchange on; at first it is torch's."""
+        _set_pg_timeout(timeout, self._group)
+
+    def meet(self) -> None:
+        """Wait for all members."""
+        dist.barrier(group=self._group)
 
     def settle(self) -> str | None:
         """Wait for the last exchange, and return its result."""

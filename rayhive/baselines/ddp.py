@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -123,11 +122,6 @@ class Rank(Member):
         self.round_size = self.batches_per_round * batch_size * self._size
         self._traffic = Traffic()
 
-    @property
-    def timeout(self) -> timedelta | None:
-        """Timeout of the collectives; None for torch's default."""
-        return None
-
     def hook(self) -> tuple[Hook, Any]:
         """Return the communication hook and its state."""
         return default_hooks.allreduce_hook, None
@@ -156,7 +150,7 @@ class Rank(Member):
 
     def begin(self) -> None:
         """Count what the process group, which exists, sends from now on."""
-        self._agreement = Agreement(self.timeout)
+        self._agreement = Agreement()
         self._traffic.install()
 
     def strategy(self) -> MeasuredDDP:

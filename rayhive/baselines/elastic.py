@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
+from torch.distributed.distributed_c10d import _set_pg_timeout, default_pg_timeout
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -48,11 +49,6 @@ class ElasticRank(Rank):
 
     strategy_type: ClassVar[type[MeasuredDDP]] = EverywhereDDP
 
-    @property
-    def timeout(self) -> timedelta:
-        """Timeout of the collectives, after which a member that vanished counts as lost."""
-        return collective_timeout(self.spec)
-
     def listen(self, known: Sequence[str]) -> list[str]:
         """Do nothing: the agent met the others."""
         return list(known)
@@ -60,6 +56,21 @@ class ElasticRank(Rank):
     def connect(self) -> None:
         """Count what the process group sends."""
         self.begin()
+
+    def training_began(self) -> None:
+        """Take note of the time; from now on a member that vanishes counts as lost soon."""
+        super().training_began()
+        self._limit(collective_timeout(self.spec))
+
+    def meet(self) -> None:
+        """Wait for all members, however long each evaluates."""
+        self._limit(default_pg_timeout)
+        self._agreement.meet()
+        self._limit(collective_timeout(self.spec))
+
+    def _limit(self, timeout: timedelta) -> None:
+        _set_pg_timeout(timeout)
+        self._agreement.limit(timeout)
 
 
 class Elastic(Ddp):
@@ -129,7 +140,11 @@ class Restored:
 
 
 def collective_timeout(spec: PeerSpec) -> timedelta:
-    """Return the time after which a member counts as lost; torch's default is half an hour."""
+    """Return the time after which a member counts as lost, once training has begun.
+
+    Before that, and while members evaluate, it is torch's default of half an hour: the first
+    broadcast has all parameters, and members of unequal speed do not begin together.
+    """
     return timedelta(seconds=max(SHORTEST_S, spec.swarm.averaging_timeout))
 
 
@@ -144,7 +159,7 @@ def join_group(spec: PeerSpec) -> PeerSpec:
     """
     use_interface(spec.host)
     limit_threads(spec)
-    dist.init_process_group(backend(spec), timeout=collective_timeout(spec))
+    dist.init_process_group(backend(spec))
     return spec.model_copy(update={"peer": dist.get_rank(), "peers": dist.get_world_size()})
 
 

@@ -123,6 +123,8 @@ class WorkerHistory:
                 self._rounds[event.round] = event.samples
             case events.Transition():
                 self._clock, self._round_ended_s = (event.clock_s or 0.0, now), event.clock_s or 0.0
+            case events.Evaluation():  # the clock stood still
+                self._clock = event.clock_s or 0.0, now
             case events.Progress():
                 self.computed = event.computed
             case events.Checkpoint():

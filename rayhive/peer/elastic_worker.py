@@ -15,11 +15,13 @@ from types import FrameType
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from rayhive import events
-from rayhive.baselines.base import Baseline, Member, batches_per_round
+from rayhive.baselines.base import batches_per_round
 from rayhive.baselines.ddp import of_group
 from rayhive.baselines.elastic import (
+    ElasticRank,
     Restored,
     exchange_checkpoint,
     join_group,
@@ -30,7 +32,6 @@ from rayhive.peer.channel import Channel
 from rayhive.peer.from_spec import PeerFit
 from rayhive.peer.measurements import SampleCounts
 from rayhive.peer.process import leave, prepare_one_at_a_time
-from rayhive.registry import BASELINES
 from rayhive.spec.commands import Resume
 from rayhive.spec.replicate import PeerSpec
 
@@ -84,19 +85,18 @@ def work(order: Order) -> None:
 
 def may_restart(error: BaseException) -> bool:
     """Return whether an error means that the group has changed, and not that training failed."""
-    return isinstance(error, Stopped) or of_group(error)
+    return isinstance(error, (Stopped, SIGTERMException)) or of_group(error)
 
 
 def _train(channel: Channel, spec: PeerSpec, order: Order) -> None:
     resume = channel.wait_for(Resume)
-    baseline: Baseline = BASELINES.get(str(spec.baseline))()
     placed = join_group(spec)
     restored = exchange_checkpoint(Path(order.folder), spec.name)
     # A group that goes on deals the data anew, and begins another order of the samples.
     share = placed.peer + restored.round * placed.peers, placed.peers
     fit = PeerFit(placed, share)
     prepare_one_at_a_time(fit.module)
-    member = baseline.member(placed, fit.batch_size)
+    member = ElasticRank(placed, fit.batch_size)
     member.connect()
     training = ElasticTraining(placed, fit, member, channel, order, resume, restored)
     trainer = fit.make_trainer(
@@ -122,14 +122,14 @@ class ElasticTraining(BaselineTraining):
         self,
         spec: PeerSpec,
         fit: PeerFit,
-        member: Member,
+        member: ElasticRank,
         channel: Channel,
         order: Order,
         resume: Resume,
         restored: Restored,
     ) -> None:
         super().__init__(spec, fit, member, channel, order.facts)
-        self._resume, self._restored = resume, restored
+        self._resume, self._restored, self._rank = resume, restored, member
         self._folder = Path(order.folder)
         self._samples_before, self._round_size = 0, member.round_size
         peers, target = order.peer.peers, spec.swarm.target_batch_size
@@ -137,6 +137,8 @@ class ElasticTraining(BaselineTraining):
         self._evaluate_every = spec.evaluation.rounds(full)
         self._stopped, self._waits = False, True
         self._round = restored.round
+        # All that had a checkpoint are gone: training begins again, and their rounds are undone.
+        self._anew = restored.round == 0 and all(map(order.peer.later, restored.group))
         self._samples = SampleCounts(resume.computed)
         self._batches.samples = self._samples
 
@@ -151,6 +153,8 @@ class ElasticTraining(BaselineTraining):
     def _begin(self, module: LightningModule) -> None:
         """Report ready and wait for the start of training, or report that the peer goes on."""
         signal.signal(signal.SIGTERM, self._on_sigterm)  # Lightning's would meet the others first
+        if module.trainer.received_sigterm:  # before this
+            raise Stopped(1)
         budget = self._spec.budget.samples_per_replicate
         if budget is not None:
             left = max(0, budget - self._samples_before)
@@ -169,6 +173,12 @@ class ElasticTraining(BaselineTraining):
                     )
                 )
             super()._begin(module)
+            if self._anew:
+                self._channel.emit(
+                    events.RolledBack(
+                        round=0, group=self._restored.group, seconds=0.0, load_s=0.0, lost=0
+                    )
+                )
         self._waits = False
 
     def _go_on(self) -> None:
@@ -198,6 +208,13 @@ class ElasticTraining(BaselineTraining):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if self._stopped:
             raise Stopped(1)
+
+    def _evaluate(self, module: LightningModule, final: bool = False) -> str | None:
+        """Evaluate, and wait for the others, which may take longer than a collective may."""
+        reason = super()._evaluate(module, final)
+        if not final:
+            self._rank.meet()
+        return reason
 
     def _keep(self, trainer: Trainer) -> None:
         """Write a checkpoint if it is time."""

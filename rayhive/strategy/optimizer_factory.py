@@ -34,6 +34,9 @@ def check_configured(optimizers: list[Any]) -> Optimizer:
     if isinstance(optimizer, LBFGS):
         allowed = "an optimizer that steps without a closure"
         raise StrategyError.about("configure_optimizers", "LBFGS", allowed)
+    if any(each.is_complex() for group in optimizer.param_groups for each in group["params"]):
+        allowed = "real parameters, such as torch.view_as_real of them"
+        raise StrategyError.about("configure_optimizers", "complex parameters", allowed)
     return optimizer
 
 

@@ -58,7 +58,7 @@ def round_traffic(
 
     Args:
         shapes: Shape of each parameter.
-        extras: Shape of each extra tensor of floating point.
+        extras: Shape of each extra tensor that is averaged.
         configuration: The configuration.
         swarm: The swarm.
     """
@@ -75,7 +75,7 @@ def round_traffic(
     gradients = configuration_payload(shapes, configuration, rates=rates, extras=along)
     rounds = fragment_payloads(shapes, configuration, rates=rates, extras=along)
     outer = shapes if values["outer_momentum"] else ()  # averaged with the parameters
-    state = payload((*shapes, *outer, *extras), codec=values["state_codec"], rates=rates)
+    state = payload(shapes, codec=values["state_codec"], rates=rates, extras=(*outer, *extras))
     size = configuration.group_peers(swarm.peers)
     seconds = fmean(allreduce_seconds(each, swarm, size) for each in rounds)
     if every is not None:

@@ -328,6 +328,7 @@ class _Check:
 
     def workload(self, config: SweepConfig) -> Iterator[Problem]:
         """Yield the mistakes in the workload, and in the swarm's batch size and number of peers."""
+        from rayhive.averaging.gradient_extras import averageable
         from rayhive.workloads.loading import evaluation_problems, workload_of
 
         if self.facts is not None:
@@ -350,7 +351,7 @@ class _Check:
                 extras=tuple(
                     tuple(tensor.shape)
                     for tensor in workload.extra_tensors(workload.module(seed=0))
-                    if tensor.is_floating_point()
+                    if averageable(tensor)
                 ),
             )
         except ConfigError as error:

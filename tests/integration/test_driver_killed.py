@@ -53,11 +53,11 @@ from rayhive.sweep.target import target_at
 from rayhive.sweep.resolve import resolve
 from rayhive.sweep.resolve import WorkloadFacts
 
-address, folder, forkserver, point, number, peers, replicated = sys.argv[1:]
+address, folder, forkserver, point, number, peers, replicated, rounds = sys.argv[1:]
 folder, number = Path(folder), int(number)
 config = SweepConfig(
     name=folder.name,
-    workload={"name": "pretended", "args": {"fake": {"rounds": 3}}},
+    workload={"name": "pretended", "args": {"fake": {"rounds": int(rounds)}}},
     swarm={
         "peers": int(peers),
         "target_batch_size": 32,
@@ -164,10 +164,11 @@ def sweep(
     number: int = signal.SIGKILL,
     peers: int = 2,
     replicates: int = REPLICATES,
+    rounds: int = 3,
 ) -> list[str]:
     """Return the arguments of a driver that gets a signal at a named point of a start."""
     start = [SWEEP, head.address, str(folder), json.dumps(FAKE_FORKSERVER), point]
-    return [*start, *map(str, (int(number), peers, replicates))]
+    return [*start, *map(str, (int(number), peers, replicates, rounds))]
 
 
 def finish(running: Driver) -> str:
@@ -228,21 +229,23 @@ def test_a_driver_killed_during_a_start_goes_on(
 @pytest.mark.slow
 def test_a_supervisor_whose_driver_was_killed_can_be_stopped(head: Head, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
-    with driver(*sweep(head, folder, "given"), **head.environment) as first:
+    endless = sweep(head, folder, "given", rounds=10**6)
+    with driver(*endless, **head.environment) as first:
         finish(first)
     with driver(STOP, head.address, "stopped", **head.environment) as stopper:
         stopped = json.loads(stopper.line("stopped"))
         assert stopper.process.wait(30) == 0
-    # the replicate may have ended by itself, as it starts without a command
-    assert stopped in (["stopped-t0-r0-none-a0"], [])
+    assert stopped == ["stopped-t0-r0-none-a0"]
     (log,) = folder.glob("trials/0/*/events.jsonl")
-    assert [e["state"] for e in read_events(log) if e["kind"] == "replicate_finished"]
+    ends = [e["state"] for e in read_events(log) if e["kind"] == "replicate_finished"]
+    assert ends == ["stopped"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_driver_killed_at_any_instant_of_a_start_goes_on(head: Head, tmp_path: Path) -> None:
     draw, tiny = random.Random(10), {"peers": 1, "replicates": 1}
+    struck = 0
     others = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     for index in range(INSTANTS):
         folder = tmp_path / f"instant-{index}"
@@ -253,6 +256,7 @@ def test_a_driver_killed_at_any_instant_of_a_start_goes_on(head: Head, tmp_path:
             time.sleep(delay)  # the instant is the point of the test
             os.kill(first.process.pid, number)
             finish(first)
+            struck += number == signal.SIGKILL and first.process.returncode == -number
         began = time.monotonic()
         with driver(*sweep(head, folder, **tiny), **head.environment) as second:
             out = finish(second)
@@ -260,3 +264,4 @@ def test_a_driver_killed_at_any_instant_of_a_start_goes_on(head: Head, tmp_path:
         check_counted_once(folder, 1)
         took = time.monotonic() - began
         print(f"{index:2d} {number.name:7s} after {delay:.2f} s: went on in {took:.1f} s")
+    assert struck, "no driver was still running"

@@ -69,6 +69,7 @@ def assert_books_balance(line: PeerLine) -> None:
 def assert_replicas_agree(lines: list[PeerLine], tolerance: float = 1e-5) -> None:
     told = [{e["round"]: e for e in line.of("weights")} for line in lines]
     for a, b in combinations(told, 2):
+        assert a.keys() & b.keys()
         for round_ in a.keys() & b.keys():
             assert a[round_]["finite"] and b[round_]["finite"]
             distance = a[round_].distance(b[round_])

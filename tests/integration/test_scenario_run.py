@@ -43,8 +43,9 @@ def test_a_killed_peer_is_replaced_and_everything_still_holds(tmp_path: Path) ->
     assert any(e.get("group_size") == 3 and e["samples"] for e in later)
     invariants = {e["name"]: e["ok"] for e in events if e["kind"] == "invariant"}
     assert len(invariants) == 9 and all(invariants.values())
+    told = " ".join(done.stdout.split())
     for said in (f"f0 kill on {target} fires", "f0 verified", "contributing", "no_orphans"):
-        assert said.split(" on ")[0] in done.stdout
+        assert said in told
     # and a recorded plan runs again as it was
     plan = (place / "plan.json").read_text()
     repeated = rayhive("replay", str(run), "0", "--out", str(again))

@@ -150,6 +150,29 @@ def test_averages_have_the_strides_of_their_parameters() -> None:
         assert averaged.stride() == parameter.stride()
 
 
+def test_averages_of_gradients_in_64_bits_have_32() -> None:
+    """Requests had 8 bytes an element, answers 4, and the plan predicted 4."""
+    averager = unstarted(RayhiveGradientAverager, SHAPES, dtype=torch.float64)
+    with averager.get_tensors() as tensors:
+        assert {tensor.dtype for tensor in tensors} == {torch.float32}
+
+
+def test_sparse_gradients_become_dense() -> None:
+    """Those of an embedding ended the first round with an error."""
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    fake = unstarted(RayhiveGradientAverager, [])
+    averager = RayhiveGradientAverager([table.weight], dht=fake.dht, prefix="test", start=False)
+    table.weight.grad = None  # as Lightning's zero_grad leaves it
+    table(torch.tensor([1, 1, 3])).sum().backward()
+    assert table.weight.grad is not None and table.weight.grad.is_sparse
+    averager.accumulate_grads_(3)
+    assert not table.weight.grad.is_sparse
+    averager.load_accumulators_into_averager_()
+    expected = torch.tensor([0.0, 2.0, 0.0, 1.0, 0.0]).view(-1, 1).expand(5, 2)
+    with averager.get_tensors() as (averaged,):
+        assert torch.equal(averaged, expected)
+
+
 def test_reused_buffers_refuse_a_batch_of_unannounced_size() -> None:
     averager = unstarted(RayhiveGradientAverager, SHAPES, reuse_grad_buffers=True)
     averager.reset_accumulated_grads_()

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hivemind.compression import CompressionInfo, Float16Compression, deserialize_torch_tensor
+from hivemind.compression import (
+    CompressionInfo,
+    Float16Compression,
+    TensorRole,
+    Uniform8BitQuantization,
+    deserialize_torch_tensor,
+)
+from hivemind.proto import runtime_pb2
+from hivemind.utils import MSGPackSerializer
 
 from rayhive.averaging.averager import MeasuredAverager
-from rayhive.averaging.extra_tensors import FloatsOnly
+from rayhive.averaging.extra_tensors import ExtraTensors, ParametersOnly
+from rayhive.averaging.round_filter import detached
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from tests.unit.averaging_fakes import PEER
 
@@ -149,9 +159,44 @@ def test_a_joining_peer_takes_over_all_extra_tensors(
 
 @pytest.mark.parametrize("tensor", [*OWN, torch.ones(3, dtype=torch.bfloat16)], ids=str)
 def test_a_lossy_codec_gets_only_types_that_it_accepts(tensor: torch.Tensor) -> None:
-    codec = FloatsOnly(Float16Compression())
-    info = CompressionInfo.from_tensor(tensor)
+    codec = ParametersOnly(Float16Compression())
+    info = CompressionInfo.from_tensor(tensor, role=TensorRole.PARAMETER)
     assert torch.equal(deserialize_torch_tensor(codec.compress(tensor, info)), tensor)
     floats = torch.randn(8)
-    halved = codec.compress(floats, CompressionInfo.from_tensor(floats))
-    assert len(halved.buffer) == 16
+    info = CompressionInfo.from_tensor(floats, role=TensorRole.PARAMETER)
+    assert len(codec.compress(floats, info).buffer) == 16
+
+
+@pytest.mark.parametrize("role", [TensorRole.OPTIMIZER, TensorRole.UNSPECIFIED])
+def test_a_downloaded_state_has_its_statistics_without_loss(role: TensorRole) -> None:
+    """A second moment below 3e-8 became 0, so that the first step was 30 times too long."""
+    variance = torch.full((4,), 1e-9)
+    info = CompressionInfo.from_tensor(variance, role=role)
+    sent = ParametersOnly(Float16Compression()).compress(variance, info)
+    assert torch.equal(deserialize_torch_tensor(sent), variance)
+
+
+def test_extra_tensors_are_averaged_without_loss_and_do_not_count_in_the_norm() -> None:
+    """In 8 bits, the variance of a dead channel beside larger ones could become negative."""
+    parts = module()
+    parts[1].running_var[:] = torch.tensor([1e-4, 1e18])
+    made = averager(parts, offload=False, compression=Uniform8BitQuantization())
+    compression = made.allreduce_kwargs["compression"]
+    with made.get_tensors() as tensors:
+        for tensor, info in zip(tensors, made.tensor_infos, strict=True):
+            message = compression.compress(tensor.float(), info)
+            as_it_is = message.compression == runtime_pb2.NONE
+            assert as_it_is == (info.role != TensorRole.PARAMETER)
+        norm = torch.cat([tensor.reshape(-1) for tensor in tensors[:4]]).norm()
+    dumps, loads = MSGPackSerializer.dumps, MSGPackSerializer.loads
+    data = asyncio.run(made.rounds.announced(dumps([None, 0, dumps([4])])))
+    _, announcement = detached(loads(data)[2])
+    assert announcement is not None
+    assert announcement.norm == pytest.approx(float(norm), rel=1e-5)
+    made.step_executor.shutdown()
+
+
+def test_masks_are_counted_from_the_end_of_a_state() -> None:
+    mask = torch.full((2, 2), -torch.inf)
+    tensors = [torch.ones(2), mask, torch.tensor(3), torch.full((2,), 1e38)]
+    assert ExtraTensors(tensors).masks() == {1, 3}

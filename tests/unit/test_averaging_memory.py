@@ -19,6 +19,8 @@ from rayhive.averaging.gradient_averager import RayhiveGradientAverager, accumul
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.averaging.tensor_memory import drop_inherited, empty_shared
 from rayhive.averaging.tensor_parts import TensorParts, balanced_partition
+from rayhive.averaging.tensor_summary import Sketcher
+from rayhive.compression.powersgd.factors import Factors
 from rayhive.compression.shares import reducer_shares
 from rayhive.optim.gradient_rounds import OwnGradients
 from tests.pages import held, whole_pages
@@ -201,6 +203,24 @@ def test_a_child_gives_back_pages_of_its_parents_tensors() -> None:
     assert held([pages]) == len(pages)
     assert held([common]) == len(common)
     assert bool((tensor == 1).all())
+
+
+def test_a_child_averages_in_32_bits_whatever_the_default_of_its_parent() -> None:
+    """With 64 bits, scales of codes had 8 bytes, and no part could be decoded."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        child = os.fork()
+        if not child:
+            drop_inherited([])
+            os._exit(torch.get_default_dtype() != torch.float32)
+        assert os.waitpid(child, 0)[1] == 0
+        summary = Sketcher([8])([torch.ones(8)])
+        grads = [torch.zeros(8, 8)]
+        stack = Factors(grads, 1, seed=0, orthogonalise=lambda p: p, device=torch.device("cpu"))
+        assert summary.dtype == torch.float32
+        assert {q.dtype for q in stack.qs} == {torch.float32}
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_shared_tensors_are_empty_until_they_are_written_to() -> None:

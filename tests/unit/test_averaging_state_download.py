@@ -14,7 +14,12 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 
 from rayhive.averaging import state_download
-from rayhive.averaging.state_download import LatestDownload, SharedStates, StateDownload
+from rayhive.averaging.state_download import (
+    LatestDownload,
+    OwnState,
+    SharedStates,
+    StateDownload,
+)
 from rayhive.averaging.tensor_summary import Digest, norm_of, with_digest
 
 State = tuple[dict[str, Any], list[torch.Tensor]]
@@ -32,7 +37,7 @@ def trained(seed: int = 0, factor: float = 1.0) -> list[torch.Tensor]:
 
 
 #: Norm of the joining peer's own state.
-NORM = norm_of(trained(99))
+OWN = OwnState(norm_of(trained(99)))
 
 
 def state(tensors: list[torch.Tensor], announced: list[torch.Tensor] | None = None) -> State:
@@ -66,10 +71,10 @@ class Sources:
         return self.opinions[peer]
 
 
-def verdict(sources: Sources, offered: State) -> str | None:
+def verdict(sources: Sources, offered: State, own: OwnState = OWN) -> str | None:
     """Return the reason why a joining peer refuses a state; None if it does not."""
     others: Any = list(range(len(sources.opinions)))
-    return asyncio.run(StateDownload(sources, NORM).fault_in(offered, others))
+    return asyncio.run(StateDownload(sources, own).fault_in(offered, others))
 
 
 def test_live_peers_are_asked_first() -> None:
@@ -98,7 +103,7 @@ def test_the_first_sound_state_is_taken_and_refused_ones_are_reported() -> None:
                 else state(trained())
             )
 
-    download = StateDownload(Offering(*[trained(seed) for seed in range(4)]), NORM)
+    download = StateDownload(Offering(*[trained(seed) for seed in range(4)]), OWN)
     asyncio.run(download.run())
     outcome = download.outcome
     assert outcome.state is not None and outcome.received_bytes == 7
@@ -240,3 +245,18 @@ def test_an_announced_state_never_expires(
             assert renewed < expires
 
     asyncio.run(body())
+
+
+def test_a_mask_of_the_joiners_own_module_is_no_fault() -> None:
+    """An attention mask of -inf made a joiner refuse every state."""
+    mask = torch.full((3, 3), -torch.inf)
+    metadata, tensors = state(trained())
+    offered = (metadata, [*tensors, mask, torch.ones(2)])
+    alike = Sources(trained(1))
+    assert verdict(alike, offered) == "not_finite"
+    masked = OwnState(OWN.norm, frozenset({2}))
+    assert verdict(alike, offered, masked) is None
+    offered[1][-1][0] = torch.nan
+    assert verdict(alike, offered, masked) == "not_finite"
+    large = (metadata, [*tensors, torch.full((3,), -1e30)])
+    assert verdict(alike, large) is None

@@ -85,7 +85,8 @@ def test_served_factors_equal_computed_ones(
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
     # What the other process changed is here, too: the joiner's Q, and what is owed.
-    for one, other in zip(served.error_feedback, expected[-2 * len(SHAPES) :], strict=False):
+    last = [*served.error_feedback, *served.qs]
+    for one, other in zip(last, expected[-2 * len(SHAPES) :], strict=True):
         assert torch.equal(one, other)
 
 

@@ -7,15 +7,19 @@ import os
 import queue
 import socket
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from rayhive import events
+from rayhive.baselines.collectives import Agreement
 from rayhive.baselines.elastic import ElasticRank, launch_config, newest_checkpoint
 from rayhive.errors import ConfigError
 from rayhive.invariants import check_all
@@ -173,16 +177,73 @@ def test_a_peer_whose_process_still_meets_the_others_stops_at_once(
     assert ended.wait(10)
 
 
-def test_the_agreement_of_elastic_gives_up_a_member_that_vanished(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    timeouts: list[Any] = []
-    monkeypatch.setattr(dist, "new_group", lambda **given: timeouts.append(given["timeout"]))
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_elastic_gives_up_a_member_that_vanished_once_training_has_begun(group: None) -> None:
+    """The first broadcast of a large model over a slow link took longer than that, and failed."""
     spec = make_spec(trial=None, baseline="elastic", elastic=ElasticConfig()).peer_spec(0)
     rank = ElasticRank(spec, batch_size=8)
-    monkeypatch.setattr(rank._traffic, "install", lambda: None)
     rank.begin()
-    assert timeouts == [timedelta(seconds=max(30.0, spec.swarm.averaging_timeout))]
+    groups = [dist.group.WORLD, *distributed_c10d._world.pg_map]
+    waits = [found.options._timeout for found in map(gloo, groups)]
+    assert len(waits) >= 2 and set(waits) == {distributed_c10d.default_pg_timeout}
+    rank.training_began()
+    soon = timedelta(seconds=max(30.0, spec.swarm.averaging_timeout))
+    assert {found.options._timeout for found in map(gloo, groups)} == {soon}
+    rank.meet()
+    assert {found.options._timeout for found in map(gloo, groups)} == {soon}
+    rank.close()
+
+
+def gloo(group: Any) -> Any:
+    return group._get_backend(torch.device("cpu"))
+
+
+def test_a_reason_that_members_do_not_agree_on_is_a_stop(group: None) -> None:
+    """A supervisor that ends a replicate says ``rounds``: a member ended with an error."""
+    agreement = Agreement()
+    for reason, agreed in (("rounds", None), ("diverged", "stop"), (None, "diverged")):
+        assert agreement.after_round(reason) == agreed
+    assert agreement.settle() is None
+
+
+def test_an_evaluation_before_a_restart_takes_no_training_time() -> None:
+    history = WorkerHistory()
+    history.take(events.TrainingStarted(round=0), now=0.0)
+    history.take(events.Transition(round=1, seconds=1.0, clock_s=100.0), now=100.0)
+    found = events.Evaluation(round=1, samples=64, clock_s=100.0, values={"loss": 1.0}, final=False)
+    history.take(found, now=120.0)
+    assert history.resume(123.0, now=125.0).clock_s == 105.0
+
+
+def test_rounds_are_undone_when_all_that_had_a_checkpoint_are_gone() -> None:
+    """They counted beside those with which training began again."""
+    story = Story([planned()], trial=None, baseline="elastic")
+    story.rounds(1.0, 2.0, peers=ALL)
+    for name in ALL:
+        story.lose(2.5, name)
+    story.spawn(3.0, "peer-1.1")
+    story.ready(4.0, "peer-1.1")
+    story.train(4.0, "peer-1.1")
+    story.say(
+        4.0, "rolled_back", "peer-1.1", round=0, group=["peer-1.1"], seconds=0.0, load_s=0.0,
+        lost=0,
+    )  # fmt: skip
+    story.round = 0
+    story.rounds(5.0, 6.0, 7.0, peers=["peer-1.1"])
+    story.finish(8.0, ["peer-1.1"])
+    story.end(9.0)
+    timeline = story.timeline
+    assert (timeline.rounds, timeline.committed()) == ((1, 2, 3), 3 * 64)
+    assert samples_lost(timeline) == 2 * 3 * 64
+    assert [each.name for each in check_all(story.spec, timeline.events) if not each.ok] == []
 
 
 def test_the_agent_has_torchruns_options() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.errors import RayhiveError
+from rayhive.errors import ClusterError, RayhiveError
 from rayhive.faults.kind import FaultKind
 from rayhive.faults.node_tools import (
     Arrived,
@@ -42,11 +42,15 @@ class Agents:
         self.cuts: dict[str, CutArgs] = {}
         self.flaps: dict[str, FlapState] = {}
         self.dead: set[str] = set()
+        self.used = 0
 
     async def use_tool(
         self, node: str, tool: Any, subject: str, verb: Verb, args: Any = None
     ) -> Any:
         assert subject == "f0"
+        self.used += 1
+        if node in self.dead:
+            raise ClusterError(f"{node} is gone")
         answer = getattr(self, tool.name)(node, verb, args)
         assert answer is None or isinstance(answer, tool.state)
         return answer
@@ -204,7 +208,10 @@ def test_an_unhealed_fault_ends_with_the_replicate(kind: str, args: dict[str, An
 
 @pytest.mark.parametrize("kind", ["rate", "delay", "loss", "partition", "flapping"])
 def test_a_fault_that_was_never_injected_tears_nothing_down(kind: str) -> None:
-    asyncio.run(fault(kind).teardown(Agents()))  # type: ignore[arg-type]
+    swarm = Agents()
+    asyncio.run(fault(kind).teardown(swarm))  # type: ignore[arg-type]
+    assert all(link == MADE for link in swarm.links.values())
+    assert not swarm.cuts and not swarm.flaps and not swarm.used
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,15 @@ def test_a_recreated_optimizer_without_a_scheduler_is_only_warned_of(swarm: mock
     assert swarm.call_args.kwargs["params"][0]["lr"] == 0.1
 
 
+def test_complex_parameters_are_refused(swarm: mock.Mock) -> None:
+    """Their imaginary parts were lost without a word."""
+    module = Module()
+    module.waves = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    error = refused(swarm, module)
+    assert [problem.key for problem in error.problems] == ["configure_optimizers"]
+    assert "torch.view_as_real" in str(error)
+
+
 def test_extra_tensors_of_another_device(swarm: mock.Mock) -> None:
     astray = torch.empty(1, device="meta")
     error = refused(swarm, None, {"extra_tensors": [astray]})

@@ -45,6 +45,10 @@ def test_extra_tensors_travel_with_the_gradients_as_they_are() -> None:
     assert found.gradient_bytes == DENSE / 2 + 100
     period = traffic(SwarmConfig(peers=2), extras=((25,),), average_state_every=4)
     assert (period.gradient_bytes, period.state_bytes) == (DENSE, (DENSE + 100) / 4)
+    coded = traffic(
+        SwarmConfig(peers=2), extras=((25,),), average_state_every=4, state_codec="float16"
+    )
+    assert coded.state_bytes == (DENSE / 2 + 100) / 4
 
 
 def test_extra_tensors_make_parameters_travel_with_centred_clipping() -> None:

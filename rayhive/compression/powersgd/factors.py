@@ -19,6 +19,7 @@ round did not count.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -50,18 +51,19 @@ class Stack:
         self.members, self._shape, self._rank, self._device = members, shape, rank, device
         # On a GPU all matrices at once: there, every operation is slow to start.
         self._passes = host_passes() if device.type == "cpu" else None
-        self.q = torch.empty(len(members), shape[1], rank)
+        self.q = torch.empty(len(members), shape[1], rank, dtype=torch.float32)
         self.q.share_memory_()  # type: ignore[no-untyped-call]
         self._ready = False
 
     def _make_ready(self) -> None:
         """Allocate the dense buffers, after the fork: before it a GPU must not be used."""
         count, (rows, columns) = len(self.members), self._shape
-        self._buffer = torch.zeros(count, rows, columns, device=self._device)
+        zeros = partial(torch.zeros, device=self._device, dtype=torch.float32)
+        self._buffer = zeros(count, rows, columns)
         self._total = torch.empty_like(self._buffer)
         # The error feedback is the buffer less their product.
-        self._left = torch.zeros(count, rows, self._rank, device=self._device)
-        self._right = torch.zeros(count, self._rank, columns, device=self._device)
+        self._left = zeros(count, rows, self._rank)
+        self._right = zeros(count, self._rank, columns)
         self._own = self._right  # the Q of this peer alone, transposed
         self._scale = 1.0
         self._ready = True
@@ -101,7 +103,7 @@ class Stack:
             self._total.baddbmm_(self._left, self._right, alpha=-scale)
             return self.project(self.q)
         q = _of_unit_length(_transposed(self.q))
-        p = torch.empty(len(q), q.shape[1], self._shape[0])
+        p = torch.empty(len(q), q.shape[1], self._shape[0], dtype=torch.float32)
         dense = (self._buffer, matrices, self._total)
         for work in zip(*dense, scale * self._left, self._right, q, p, strict=True):
             self._passes.begin(scale, *work)
@@ -119,7 +121,7 @@ class Stack:
         if self._passes is None:
             self._own = torch.bmm(rows.to(self._device), self._total)
             return _transposed(self._own.cpu())
-        self._own = torch.empty(*rows.shape[:2], self._shape[1])
+        self._own = torch.empty(*rows.shape[:2], self._shape[1], dtype=torch.float32)
         for work in zip(rows, self._total, self._own, strict=True):
             self._passes.backproject(*work)
         return _transposed(self._own)
@@ -350,7 +352,7 @@ def _of_unit_length(columns: torch.Tensor) -> torch.Tensor:
     """
     lengths = torch.linalg.vector_norm(columns, dim=2, keepdim=True, dtype=torch.float64)
     exponents = torch.frexp(lengths).exponent.clamp(-126, 126)
-    return torch.ldexp(columns, -exponents)
+    return torch.ldexp(columns, -exponents.to(columns.dtype))
 
 
 def _transposed(matrices: torch.Tensor) -> torch.Tensor:
