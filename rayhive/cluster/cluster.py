@@ -15,7 +15,7 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from rayhive.cluster import actors, capacity
+from rayhive.cluster import actors, capacity, own_runs
 from rayhive.cluster.address import KEY, Target, resolve
 from rayhive.cluster.embedded import EmbeddedRay, keep_silent, kept_signal_handlers
 from rayhive.cluster.node.agent import AgentOptions
@@ -116,8 +116,10 @@ class Cluster:
         if handle.spec != spec:
             text = f"a name that no other run on this cluster has; {handle.spec.folder} is running"
             raise ConfigError(Problem("name", spec.study, text))
-        if self.embedded_ray is not None:
-            self.embedded_ray.note_run(spec)
+        embedded = self.embedded_ray
+        place = own_runs.testbed_folder() if embedded is None else embedded.directory
+        if place is not None:
+            own_runs.note(place, spec)
         self._handles[spec.run_id] = handle
         return handle
 

@@ -1,7 +1,8 @@
 """Commands ``rayhive status`` and ``rayhive stop``, from any terminal.
 
-On a shared cluster the supervisors answer. An embedded Ray is private to its driver: the status of
-its replicates is read from the events on disk, and they are stopped by a signal to the driver.
+On a shared cluster the supervisors answer. A cluster of a driver's own, an embedded Ray or a
+testbed, is private to it: the status of its replicates is read from the events on disk, and they
+are stopped by a signal to the driver.
 """
 
 from __future__ import annotations
@@ -10,23 +11,22 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 from rayhive import events
-from rayhive.cluster import actors
+from rayhive.cluster import actors, own_runs
 from rayhive.cluster.address import resolve
 from rayhive.cluster.cluster import Cluster
-from rayhive.cluster.embedded import RUNS_FILE
-from rayhive.cluster.node import machine, process_group
 from rayhive.cluster.node.processes import started, wait_until
 from rayhive.cluster.replicate.handle import still_running
 from rayhive.cluster.replicate.peer_table import Outcome, PeerTable, ReplicateStatus, State
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
 from rayhive.spec.replicate import ReplicateSpec
 
-_STOP_TIMEOUT = 60.0
+#: Longest wait for the end of a replicate, or of a driver with its cluster or testbed [s].
+_STOP_TIMEOUT = 120.0
 #: Phase of a replicate whose supervisor lives and does not answer.
 SILENT = "does not answer"
 
@@ -38,13 +38,13 @@ def cluster_status(address: str | None = None) -> list[ReplicateStatus]:
 
     Args:
         address: A shared cluster; without one (and without ``RAY_ADDRESS``) the embedded
-            clusters of this user on this machine.
+            clusters and testbeds of this user's drivers on this machine.
 
     Raises:
         ConfigError: Nothing that can be used answers at the address.
     """
     if resolve(address) is None:
-        return [status for _, status in _embedded_runs()]
+        return [status for driver in own_runs.drivers() for status in _running(driver)]
     with Cluster.connect(address) as cluster:
         found = [_status(cluster, run_id) for run_id in cluster.supervisors()]
         return [status for status in found if status is not None]
@@ -65,11 +65,12 @@ def stop_study(address: str | None, study: str) -> list[str]:
 
     Args:
         address: A shared cluster; without one (and without ``RAY_ADDRESS``) the embedded
-            clusters of this user on this machine.
+            clusters and testbeds of this user's drivers on this machine.
         study: Name of the study.
 
     Returns:
-        The run ids of the replicates that were running.
+        The run ids of the replicates that were running; a driver between two replicates is
+        described.
 
     Raises:
         ConfigError: Nothing that can be used answers at the address.
@@ -77,10 +78,7 @@ def stop_study(address: str | None, study: str) -> list[str]:
         ClusterError: A replicate did not end in time.
     """
     if resolve(address) is None:
-        runs = [(pid, run.run_id) for pid, run in _embedded_runs() if run.study == study]
-        for pid in dict.fromkeys(pid for pid, _ in runs):
-            _terminate(pid)
-        return [run_id for _, run_id in runs]
+        return _stop_own(study)
     with Cluster.connect(address) as cluster:
         ours, silent = [], []
         for run_id in cluster.supervisors(study):
@@ -109,6 +107,14 @@ def stop_study(address: str | None, study: str) -> list[str]:
         return [handle.run_id for handle in running]
 
 
+def _stop_own(study: str) -> list[str]:
+    ours = [driver for driver in own_runs.drivers() if driver.study == study]
+    runs = [run.run_id for driver in ours for run in _running(driver)]
+    for driver in ours:
+        _terminate(driver.pid)
+    return runs or [f"the sweep (pid {driver.pid}) between two replicates" for driver in ours]
+
+
 def _terminate(pid: int) -> None:
     """Send SIGTERM to a driver and wait for its end.
 
@@ -122,16 +128,10 @@ def _terminate(pid: int) -> None:
         raise ClusterError(f"the driver (pid {pid}) did not end within {_STOP_TIMEOUT:g} s")
 
 
-def _embedded_runs() -> Iterator[tuple[int, ReplicateStatus]]:
-    """Yield the pid of the driver and the status of each replicate on an embedded cluster."""
-    for directory, pid in process_group.owned(Path(machine.short_temporary_directory())):
-        path = directory / RUNS_FILE
-        if not path.exists():
-            continue
-        for folder in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            status = status_from_disk(Path(folder))
-            if status is not None and status.outcome is None:
-                yield pid, status
+def _running(driver: own_runs.Driver) -> list[ReplicateStatus]:
+    """Return the status of each replicate of a driver that runs."""
+    found = [status_from_disk(folder) for folder in driver.folders]
+    return [status for status in found if status is not None and status.outcome is None]
 
 
 def status_from_disk(folder: Path) -> ReplicateStatus | None:

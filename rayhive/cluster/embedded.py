@@ -23,11 +23,8 @@ from rayhive.cluster.node import machine, process_group
 from rayhive.cluster.node.processes import ending, import_paths, start_reaper
 from rayhive.cluster.testbed.entrypoint import refuse_dashboard
 from rayhive.errors import ClusterError, ConfigError, Problem
-from rayhive.spec.replicate import ReplicateSpec
 
 OBJECT_STORE = 80 * 2**20  # Ray's minimum; rayhive stores no large objects
-#: File in the private directory with the folder of each replicate that was started, a line each.
-RUNS_FILE = "runs"
 _REAPER_TIMEOUT = 12.0
 #: Variables of Ray with which a user chooses the token of a cluster.
 AUTHENTICATION = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
@@ -82,11 +79,6 @@ class EmbeddedRay:
             if code is not None:
                 return f"the {name} of the embedded Ray (pid {process.pid}) {ending(code)}"
         return None
-
-    def note_run(self, spec: ReplicateSpec) -> None:
-        """Record a replicate that runs here, for ``rayhive status`` and ``rayhive stop``."""
-        with (self.directory / RUNS_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{spec.folder}\n")
 
     def close(self) -> None:
         """End Ray and remove everything that belongs to it. May be called again."""

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from rayhive.cluster import own_runs
 from rayhive.cluster.address import named
 from rayhive.cluster.embedded import environment
 from rayhive.cluster.node import cgroups, process_group
@@ -348,7 +349,7 @@ def hosted(swarm: SwarmConfig, address: str | None, later: int = 0) -> Iterator[
         return
     with (
         Testbed(TestbedConfig.of_swarm(swarm, f"driver-{os.getpid()}", spare=later)) as testbed,
-        environment(testbed.variables),
+        environment({**testbed.variables, own_runs.VARIABLE: str(testbed.state.folder)}),
     ):
         yield testbed.address
 

@@ -171,6 +171,12 @@ def testbeds() -> Iterator[TestbedState]:
             yield load(folder_of(number))
 
 
+def owned() -> list[tuple[Path, int]]:
+    """Return the folders of testbeds that end with a process that lives, and its pid."""
+    found = [testbed for testbed in testbeds() if not testbed.abandoned]
+    return [(each.folder, each.owner[0]) for each in found if each.owner is not None]
+
+
 def claim() -> int:
     """Reserve a free number by creating its folder.
 
