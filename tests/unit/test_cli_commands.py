@@ -261,7 +261,11 @@ def test_status_shows_the_running_replicates_and_their_peers(
     monkeypatch.setattr(control, "cluster_status", lambda address: [silent])
     assert main(["status"]) == 0
     assert capsys.readouterr().out == "tiny-t1: does not answer\n"
-    monkeypatch.setattr(control, "cluster_status", lambda address: [])
+    asked: list[str | None] = []
+    monkeypatch.setattr(control, "cluster_status", lambda address: asked.append(address) or [])
+    assert main(["status", "--address", "auto"]) == 0
+    assert asked == ["auto"]
+    capsys.readouterr()
     assert main(["status"]) == 0
     assert capsys.readouterr().out == "no replicate is running\n"
 

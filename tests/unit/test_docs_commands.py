@@ -60,6 +60,7 @@ ELSEWHERE = {
     "rayhive train": "tests/integration/test_train_command.py",
     "rayhive doctor": "tests/unit/test_cli_commands.py",
     "rayhive stop": "tests/unit/test_cli_commands.py",
+    "rayhive status --address": "tests/unit/test_cli_commands.py",
     "rayhive replay": "tests/unit/test_cli_replay.py",
     "rayhive export": "tests/unit/test_report_loggers.py",
     "rayhive report --watch": "tests/unit/test_report_command.py",
