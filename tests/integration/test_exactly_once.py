@@ -258,7 +258,7 @@ def test_a_head_that_is_killed_ends_the_driver_and_the_next_cluster_goes_on(
 
 @pytest.mark.parametrize("cluster", ["embedded", "shared"])
 def test_drivers_killed_at_random_instants(place: Path, tmp_path: Path, cluster: str) -> None:
-    draw = random.Random(SEED)
+    draw, struck = random.Random(SEED), 0
     with ExitStack() as stack:
         address, variables = "local", {"RAY_TMPDIR": str(place)}
         if cluster == "shared":
@@ -272,11 +272,13 @@ def test_drivers_killed_at_random_instants(place: Path, tmp_path: Path, cluster:
                     killed.line("connected")
                     time.sleep(draw.uniform(0.0, 8.0))  # the instant is the point of the test
                     os.kill(killed.process.pid, signal.SIGKILL)
-                    finish(killed)
+                    _, code = finish(killed)
+                    struck += code == -signal.SIGKILL
             with driver(*arguments, **variables) as last:
                 out, code = finish(last)
             assert code == 0, out
             check_once(folder, 3, 3)
+    assert struck, "no driver was still running"
 
 
 @pytest.mark.parametrize("cluster", ["embedded", "shared"])
