@@ -220,7 +220,7 @@ class MeasuredAverager(DecentralizedAverager):
         return outcome.state
 
     def own_state(self) -> OwnState:
-        """Return what a state of another peer is compared with."""
+        """Return the norm of this peer's tensors, for comparison with another peer's state."""
         return OwnState(norm_of(floats(self._averaged_tensors)))
 
     def shutdown(self) -> None:

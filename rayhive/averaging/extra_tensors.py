@@ -7,17 +7,12 @@ from typing import Any
 
 import torch
 from hivemind.averaging.control import StepControl
-from hivemind.compression import (
-    CompressionBase,
-    CompressionInfo,
-    NoCompression,
-    TensorRole,
-)
+from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 from hivemind.proto import runtime_pb2
 
 from rayhive.averaging.gradient_extras import averageable
 
-#: Types that lossy codecs accept; parameters of other types are sent as they are.
+#: Types that lossy codecs accept; other tensors of a state are sent as they are.
 _COMPRESSIBLE = (torch.float16, torch.float32, torch.float64)
 
 
@@ -108,10 +103,8 @@ class ExtraTensors:
         return zip(self.averaged, tensors[len(tensors) - len(self.averaged) :], strict=True)
 
 
-class ParametersOnly(CompressionBase):
-    """Codec that compresses floating-point parameters and sends other tensors as they are.
-
-    Statistics may be small beside each other: a codec would make a variance 0 or negative.
+class FloatsOnly(CompressionBase):
+    """Codec that compresses floating-point tensors and sends others as they are.
 
     Args:
         codec: Codec of floating-point tensors; lossy codecs refuse others.
@@ -129,8 +122,7 @@ class ParametersOnly(CompressionBase):
         self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
     ) -> runtime_pb2.Tensor:
         """Encode with the codec if it accepts the tensor's type."""
-        of_parameter = info.role == TensorRole.PARAMETER and tensor.dtype in _COMPRESSIBLE
-        codec = self._codec if of_parameter else NoCompression()
+        codec = self._codec if tensor.dtype in _COMPRESSIBLE else NoCompression()
         return codec.compress(tensor, info, allow_inplace)
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from hivemind.compression import (
 from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.averager import MeasuredAverager
-from rayhive.averaging.extra_tensors import ExtraTensors, ParametersOnly
+from rayhive.averaging.extra_tensors import ExtraTensors, FloatsOnly
 from rayhive.averaging.optimizer_statistics import averageable, kept_in_place, statistics
 from rayhive.averaging.state_download import OwnState
 from rayhive.averaging.tensor_memory import empty_shared
@@ -138,8 +138,8 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         self._all_statistics = all_statistics
         averaging = NoCompression() if compression is None else compression
         self.lossy = not isinstance(averaging, NoCompression)
-        if self.lossy:  # variances, of batch norm and of Adam, could become negative
-            averaging = RoleAdaptiveCompression(default=NoCompression(), parameter=averaging)
+        if self.lossy:
+            averaging = _parameters_only(averaging)
         codec = NoCompression() if state_compression is None else state_compression
         super().__init__(
             compression=averaging,
@@ -147,7 +147,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
             sketches=False,
             weighting=parameter_weight,
             extra_tensors=extra_tensors,
-            state_compression=ParametersOnly(codec),
+            state_compression=_parameters_only(FloatsOnly(codec)),
             trainer_tensors=self.trainer_tensors,
             **kwargs,
         )
@@ -297,3 +297,8 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         """Step the scheduler as hivemind does: the last change of a round before averaging."""
         super()._update_scheduler()
         self._round_left = None
+
+
+def _parameters_only(codec: CompressionBase) -> CompressionBase:
+    """Return a codec of parameters: variances, of batch norm and of Adam, could become negative."""
+    return RoleAdaptiveCompression(default=NoCompression(), parameter=codec)

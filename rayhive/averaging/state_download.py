@@ -227,7 +227,7 @@ class LatestDownload:
 
 @dataclass(frozen=True)
 class OwnState:
-    """What a peer compares the state of another peer with.
+    """Summary of a peer's own state, for comparison with another peer's.
 
     Attributes:
         norm: Norm of its parameters.

@@ -149,7 +149,7 @@ class Rank(Member):
         self.begin()
 
     def begin(self) -> None:
-        """Count what the process group, which exists, sends from now on."""
+        """Count the bytes of the process group, which exists, from now on."""
         self._agreement = Agreement()
         self._traffic.install()
 

@@ -54,7 +54,7 @@ class ElasticRank(Rank):
         return list(known)
 
     def connect(self) -> None:
-        """Count what the process group sends."""
+        """Count the bytes of the process group."""
         self.begin()
 
     def training_began(self) -> None:

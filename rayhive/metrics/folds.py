@@ -247,9 +247,9 @@ class Percentile(Fold):
 
 
 def some_censored(column: Column, ran: Iterable[Row]) -> bool:
-    """Return whether replicates have no value because what it measures had not ended.
+    """Return whether a replicate has no value because its measured time had not ended.
 
-    The values of the other replicates are those of the quick ones, and do not stand for all.
+    The other replicates are the quick ones, and their values do not stand for all.
     """
     fold = column.fold
     if isinstance(fold, Percentile):

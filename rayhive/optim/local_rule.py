@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from hivemind.compression import NoCompression, RoleAdaptiveCompression
 from hivemind.utils import get_logger
 
 from rayhive.averaging.factory import made_by, takes_over_state, takes_rules, with_our_averager
@@ -163,10 +162,6 @@ class LocalStepsRule:
             if not averaged:
                 logger.warning("the inner optimizer has no statistics yet: none are averaged")
             extra += averaged
-            codec = others.get("state_averaging_compression") or NoCompression()
-            if not isinstance(codec, NoCompression):  # small second moments could become negative
-                exact = RoleAdaptiveCompression(default=NoCompression(), parameter=codec)
-                others["state_averaging_compression"] = exact
         if self.fragments > 1:
             factory = with_our_averager(others.get("grad_averager_factory"))
             others["grad_averager_factory"] = partial(factory, fragments=self.fragments)

@@ -87,7 +87,7 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 
 class WorkerHistory:
-    """What the training processes of one peer have reported so far."""
+    """Reports of the training processes of one peer so far."""
 
     def __init__(self) -> None:
         self.training = self.finished = False

@@ -118,6 +118,8 @@ class ElasticTraining(BaselineTraining):
         restored: Where the group goes on.
     """
 
+    _member: ElasticRank
+
     def __init__(
         self,
         spec: PeerSpec,
@@ -129,7 +131,7 @@ class ElasticTraining(BaselineTraining):
         restored: Restored,
     ) -> None:
         super().__init__(spec, fit, member, channel, order.facts)
-        self._resume, self._restored, self._rank = resume, restored, member
+        self._resume, self._restored = resume, restored
         self._folder = Path(order.folder)
         self._samples_before, self._round_size = 0, member.round_size
         peers, target = order.peer.peers, spec.swarm.target_batch_size
@@ -138,7 +140,8 @@ class ElasticTraining(BaselineTraining):
         self._stopped, self._waits = False, True
         self._round = restored.round
         # All that had a checkpoint are gone: training begins again, and their rounds are undone.
-        self._anew = restored.round == 0 and all(map(order.peer.later, restored.group))
+        first = {f"peer-{number}" for number in range(order.peer.peers)}
+        self._anew = restored.round == 0 and first.isdisjoint(restored.group)
         self._samples = SampleCounts(resume.computed)
         self._batches.samples = self._samples
 
@@ -204,7 +207,7 @@ class ElasticTraining(BaselineTraining):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Do what a batch needs, and end the process if the agent wants it."""
+        """Report a batch, and end the process if the agent wants it."""
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if self._stopped:
             raise Stopped(1)
@@ -213,7 +216,7 @@ class ElasticTraining(BaselineTraining):
         """Evaluate, and wait for the others, which may take longer than a collective may."""
         reason = super()._evaluate(module, final)
         if not final:
-            self._rank.meet()
+            self._member.meet()
         return reason
 
     def _keep(self, trainer: Trainer) -> None:

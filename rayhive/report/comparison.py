@@ -262,8 +262,10 @@ def _values(column: Column, rows: Sequence[Sequence[Row]], paired: bool) -> _Val
         sides = [restricted(run, cut) for run in (times[0], times[1])]
         return _Values(sides, note if ours + theirs else "", (ours, theirs))
     found = [[_number(row, name) for row in run] for run in rows]
-    left = sum(value is None for side in found for value in side)
-    if left < sum(map(len, found)) and any(some_censored(column, run) for run in rows):
+    every = [value for side in found for value in side]
+    if every.count(None) == len(every):
+        return _Values([[], []])
+    if any(some_censored(column, run) for run in rows):
         return _Values([[], []], CENSORED)
     if paired:
         whole = [pair for pair in zip(*found, strict=True) if None not in pair]
@@ -271,12 +273,10 @@ def _values(column: Column, rows: Sequence[Sequence[Row]], paired: bool) -> _Val
             [value for value in side if value is not None] for side in zip(*whole, strict=True)
         ]
         left = len(found[0]) - len(whole)
-        if any(value is not None for side in found for value in side):
-            note = f"{count_text(left, 'pair')} without a value left out" if left else ""
-            return _Values(sides or [[], []], note)
-        return _Values([[], []])
+        note = f"{count_text(left, 'pair')} without a value left out" if left else ""
+        return _Values(sides or [[], []], note)
     failed = sum(row["state"] not in FINISHED for run in rows for row in run)
-    left -= failed  # these are counted below the table
+    left = every.count(None) - failed  # the failed ones are counted below the table
     note = f"{count_text(left, 'replicate')} without a value left out" if left else ""
     return _Values([[value for value in side if value is not None] for side in found], note)
 

@@ -219,12 +219,7 @@ class PeerSpec(TrainingSpec):
     @property
     def joins(self) -> bool:
         """Whether the peer joins a swarm that trains already."""
-        return self.later(self.name)
-
-    def later(self, name: str) -> bool:
-        """Return whether an incarnation is none of those that start together."""
-        replica, _, incarnation = name.partition(".")
-        return bool(incarnation) or int(replica.removeprefix("peer-")) >= self.peers
+        return self.incarnation > 0 or self.peer >= self.peers
 
     @property
     def data_index(self) -> int:

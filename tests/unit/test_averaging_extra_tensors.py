@@ -20,7 +20,7 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
 from rayhive.averaging.averager import MeasuredAverager
-from rayhive.averaging.extra_tensors import ExtraTensors, ParametersOnly
+from rayhive.averaging.extra_tensors import ExtraTensors, FloatsOnly
 from rayhive.averaging.round_filter import detached
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from tests.unit.averaging_fakes import PEER
@@ -159,7 +159,7 @@ def test_a_joining_peer_takes_over_all_extra_tensors(
 
 @pytest.mark.parametrize("tensor", [*OWN, torch.ones(3, dtype=torch.bfloat16)], ids=str)
 def test_a_lossy_codec_gets_only_types_that_it_accepts(tensor: torch.Tensor) -> None:
-    codec = ParametersOnly(Float16Compression())
+    codec = FloatsOnly(Float16Compression())
     info = CompressionInfo.from_tensor(tensor, role=TensorRole.PARAMETER)
     assert torch.equal(deserialize_torch_tensor(codec.compress(tensor, info)), tensor)
     floats = torch.randn(8)
@@ -172,8 +172,10 @@ def test_a_downloaded_state_has_its_statistics_without_loss(role: TensorRole) ->
     """A second moment below 3e-8 became 0, so that the first step was 30 times too long."""
     variance = torch.full((4,), 1e-9)
     info = CompressionInfo.from_tensor(variance, role=role)
-    sent = ParametersOnly(Float16Compression()).compress(variance, info)
+    made = averager(module(), offload=False, state_compression=Float16Compression())
+    sent = made.state_compression.compress(variance, info)
     assert torch.equal(deserialize_torch_tensor(sent), variance)
+    made.step_executor.shutdown()
 
 
 def test_extra_tensors_are_averaged_without_loss_and_do_not_count_in_the_norm() -> None:
