@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rayhive.spec.axes import DRAW_ORDER
 from rayhive.spec.replicate import PeerSpec
 from rayhive.strategy.strategy import HivemindStrategy
 from rayhive.workloads.loading import workload_of
+from rayhive.workloads.plain.user_code import same_random_numbers
 
 
 class PeerFit:
@@ -49,6 +51,8 @@ class PeerFit:
             peer=index, peers=shares, batch_size=self.batch_size, seed=spec.seed
         )
         self.module: LightningModule = self.workload.module(spec.seed)
+        for hook in ("configure_model", "setup"):  # what makes layers once more in a fit
+            setattr(self.module, hook, _seeded(getattr(self.module, hook), spec.seed))
 
     def strategy(self, **network: Any) -> HivemindStrategy:
         """Return the strategy of the spec.
@@ -105,6 +109,17 @@ class PeerFit:
         """
         torch.manual_seed((self._spec.seed * 1_000_003 + self._spec.data_index) % 2**63)
         trainer.fit(self.module, self._loader, ckpt_path=checkpoint, weights_only=False)
+
+
+def _seeded(hook: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Return a hook that draws the same random numbers on all peers of a replicate."""
+
+    @functools.wraps(hook)
+    def seeded(*args: Any, **kwargs: Any) -> Any:
+        with same_random_numbers(seed):
+            return hook(*args, **kwargs)
+
+    return seeded
 
 
 def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:

@@ -33,6 +33,24 @@ def _schedulers(configured: Any) -> Iterator[Any]:
                 yield from _schedulers(each)
 
 
+def first_rates(scheduler: LRScheduler, steps: int) -> list[list[float]]:
+    """Return the rates of all groups of parameters before and after each of some steps.
+
+    Args:
+        scheduler: A scheduler that has not stepped; it has afterwards.
+        steps: Number of steps.
+    """
+    rates = [_rates(scheduler)]
+    for _ in range(steps):
+        scheduler.step()
+        rates.append(_rates(scheduler))
+    return rates
+
+
+def _rates(scheduler: LRScheduler) -> list[float]:
+    return [float(group["lr"]) for group in scheduler.optimizer.param_groups]
+
+
 def remade(scheduler: LRScheduler) -> SchedulerFn:
     """Return a factory of schedulers that are equal to ``scheduler``, which has not stepped."""
 

@@ -9,7 +9,15 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from rayhive.errors import ConfigError, Problem, RayhiveError, described
+from rayhive.errors import ConfigError, Problem, RayhiveError, described, user_line
+
+
+class LengthError(Exception):
+    """The user's code asks a trainer for the length of a run.
+
+    Args:
+        name: Attribute of the trainer that was read.
+    """
 
 
 @contextmanager
@@ -48,6 +56,14 @@ def calling(what: str, key: str, value: str) -> Iterator[None]:
         yield
     except RayhiveError:
         raise
+    except LengthError as error:
+        allowed = (
+            f"a module whose {what} does not read trainer.{error}{user_line(error)}: the budget of "
+            "the study ends a run, so a trainer does not know its length; give the number of "
+            "rounds as an argument of its constructor (workload.args, or workload.data_args of a "
+            "data module)"
+        )
+        raise ConfigError(Problem(key, value, allowed)) from error
     except (Exception, SystemExit) as error:
         allowed = f"a module whose {what} works; it raised {described(error)}"
         raise ConfigError(Problem(key, value, allowed)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -21,18 +22,19 @@ from rayhive.workloads.base import Device, SchedulerFn, Target, Workload, traine
 from rayhive.workloads.plain.evaluation import (
     evaluating_trainer,
     measure,
-    quiet_trainer,
-    silent,
     validates_by_training_step,
 )
-from rayhive.workloads.plain.schedule import only_scheduler, remade
+from rayhive.workloads.plain.schedule import first_rates, only_scheduler, remade
 from rayhive.workloads.plain.shards import TrainingData
+from rayhive.workloads.plain.trainers import TrainerWithoutLength, quiet_trainer, silent
 from rayhive.workloads.plain.user_code import calling, same_random_numbers
 
 _KEY, _DATA_KEY = "workload.import", "workload.data"
 #: Seed of the data: the same in all replicates, whose parameters differ.
 _DATA_SEED = 0
 _CPU = torch.device("cpu")
+#: Steps of a scheduler that are tried: few, because a short run may have a short schedule.
+_TRIED_STEPS = 3
 #: Buffers of torch's normalisations that change in training.
 _STATISTICS = ("running_mean", "running_var")
 #: Hooks that Lightning takes from a data module only if the trainer was given that module.
@@ -93,7 +95,7 @@ class PlainModule(Workload):
             text = "a module whose parameters __init__ or configure_model makes; it has none"
             raise ConfigError(Problem(_KEY, self._path, text))
         owner: Any = module
-        module.trainer = quiet_trainer(_CPU)
+        module.trainer = quiet_trainer(_CPU, TrainerWithoutLength)
         if make_data is not None:
             with calling("constructor", *self._owner):
                 owner = make_data()
@@ -101,12 +103,12 @@ class PlainModule(Workload):
             if moved := [name for name in _TRANSFERS if is_overridden(name, owner)]:
                 text = f"a data module without {', '.join(moved)}, which the module has to have"
                 raise ConfigError(Problem(*self._owner, text))
-        both = dict.fromkeys((owner, module))
-        with calling("prepare_data", *self._owner), in_turn(Path()):
-            for each in both:
+        both = {owner: self._owner, module: (_KEY, self._path)}
+        for each, named in both.items():
+            with calling("prepare_data", *named), in_turn(Path()):
                 each.prepare_data()
-        with calling("setup", *self._owner):
-            for each in both:
+        for each, named in both.items():
+            with calling("setup", *named):
                 each.setup("fit")
         if len(list(module.parameters())) != parts:
             text = (
@@ -150,7 +152,7 @@ class PlainModule(Workload):
     def _set_up(self) -> LightningModule:
         """Return a fresh module after ``setup``, which a trained one went through."""
         module = self._new(_DATA_SEED)
-        module.trainer = quiet_trainer(_CPU)
+        module.trainer = quiet_trainer(_CPU, TrainerWithoutLength)
         with same_random_numbers(_DATA_SEED), calling("setup", _KEY, self._path):
             module.setup("fit")
         return module
@@ -172,13 +174,33 @@ class PlainModule(Workload):
         ]
 
     def scheduler_fn(self) -> SchedulerFn | None:
-        """Return a factory of copies of the scheduler that ``configure_optimizers`` returns."""
+        """Return a factory of copies of the scheduler that ``configure_optimizers`` returns.
+
+        Raises:
+            ConfigError: The module asks its trainer for the length of the run.
+        """
+        scheduler = self._scheduler()
+        return None if scheduler is None else remade(scheduler)
+
+    def _scheduler(self) -> LRScheduler | None:
         module = self._set_up()
         with calling("configure_optimizers", _KEY, self._path):
             found = only_scheduler(module.configure_optimizers())
         if isinstance(found, ReduceLROnPlateau) or not isinstance(found, LRScheduler):
             return None  # the strategy refuses what it cannot use
-        return remade(found)
+        return found
+
+    def _check_schedule(self) -> None:
+        scheduler = self._scheduler()
+        if scheduler is None:
+            return
+        with silent(), calling("schedule of the learning rate", _KEY, self._path):
+            rates = first_rates(scheduler, _TRIED_STEPS)
+        for step, found in enumerate(rates):
+            if not all(map(math.isfinite, found)):
+                listed = ", ".join(map(str, found))
+                allowed = f"a module with a schedule whose rates are finite; step {step} gives "
+                raise ConfigError(Problem(_KEY, self._path, allowed + listed))
 
     # -- evaluation --------------------------------------------------------------------------------
 
@@ -186,6 +208,9 @@ class PlainModule(Workload):
     def _copy(self) -> LightningModule:
         module = self._set_up()
         validates_by_training_step(module)
+        # The module that trains was set up; once more would undo the parameters that are loaded.
+        for hook in ("prepare_data", "setup", "teardown"):
+            setattr(module, hook, _nothing)
         return module
 
     def evaluate(self, module: LightningModule, device: Device = None) -> dict[str, float]:
@@ -229,11 +254,12 @@ class PlainModule(Workload):
         return self._names
 
     def check(self) -> None:
-        """Train on one batch and evaluate one, on the CPU.
+        """Try the schedule, train on one batch and evaluate one, on the CPU.
 
         Raises:
-            ConfigError: A hook of the module raised.
+            ConfigError: A hook of the module raised, or its schedule is of no use.
         """
+        self._check_schedule()
         module = self._new(_DATA_SEED)
         size = self.default_batch_size
         loader = self.train_loader(peer=0, peers=1, batch_size=size, seed=_DATA_SEED)
@@ -251,8 +277,7 @@ class PlainModule(Workload):
             )
             raise ConfigError(Problem(_KEY, self._path, allowed))
         self.metrics()
-        self.scheduler_fn()
 
 
-def _nothing() -> None:
-    """Do nothing, in place of ``configure_model``, which has run."""
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing, in place of a hook that has run, or that only a module that trains needs."""
