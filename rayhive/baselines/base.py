@@ -94,6 +94,9 @@ class Member(ABC):
         """
         return reason
 
+    def meet(self) -> None:  # noqa: B027  (most do not need each other)
+        """Wait until all members have evaluated: the wait is no training time of the fast ones."""
+
     def lost_others(self, error: BaseException) -> bool:
         """Return whether an error says that another member is gone."""
         return False

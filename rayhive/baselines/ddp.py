@@ -190,6 +190,10 @@ class Rank(Member):
         """Exchange the reasons; see :class:`Agreement`."""
         return self._agreement.after_round(reason)
 
+    def meet(self) -> None:
+        """Wait for all members."""
+        self._agreement.meet()
+
     def lost_others(self, error: BaseException) -> bool:
         """Return whether an error comes from a collective."""
         return of_group(error)

@@ -63,9 +63,9 @@ class ElasticRank(Rank):
         self._limit(collective_timeout(self.spec))
 
     def meet(self) -> None:
-        """Wait for all members, however long each evaluates."""
+        """Wait for all members; each may evaluate for longer than a collective may take."""
         self._limit(default_pg_timeout)
-        self._agreement.meet()
+        super().meet()
         self._limit(collective_timeout(self.spec))
 
     def _limit(self, timeout: timedelta) -> None:

@@ -63,6 +63,11 @@ class RoundsArgs(Model):
     rounds: int = Field(default=1, ge=1)
 
 
+def changes_gradients(kind: type[FaultKind]) -> bool:
+    """Return whether faults of a kind change gradients; one does in a round of a peer."""
+    return issubclass(kind.Args, RoundsArgs)
+
+
 class InTraining(FaultKind):
     """A fault that a peer's training process executes itself."""
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from rayhive.errors import Problem, unknown
 from rayhive.faults.generators.base import Draft
+from rayhive.faults.in_training import changes_gradients
 from rayhive.faults.kind import kind_of
 from rayhive.registry import FAULTS
 from rayhive.spec import Budget, SwarmConfig
@@ -111,7 +112,17 @@ def _check_names(drafts: Sequence[Draft], peers: int) -> Iterator[Problem]:
 
 
 def _check_in_training(drafts: Sequence[Draft]) -> Iterator[Problem]:
-    """Yield in-training faults of peers that are replaced before: replacements do not get them."""
+    """Yield in-training faults that would not happen, or not as planned.
+
+    Replacements of peers do not get them. Two faults of one gradient would be one fault of another
+    kind, or none.
+    """
+    for index, draft in enumerate(drafts):
+        for other in drafts[:index]:
+            both = set(draft.who) & set(other.who)
+            if both and _same_gradients(draft, other):
+                allowed = f"a peer whose gradients {other.kind} ({other.at}) does not change then"
+                yield draft.problem("who", min(both), allowed)
     for draft in drafts:
         for _, other, peer in _removals(drafts, draft) if kind_of(draft.kind).in_training else ():
             if other.at == draft.at or not _reached(draft.at, other.at):
@@ -119,6 +130,17 @@ def _check_in_training(drafts: Sequence[Draft]) -> Iterator[Problem]:
                 allowed += "not in the spec of a replacement"
                 yield draft.problem("who", peer, allowed)
                 break
+
+
+def _same_gradients(one: Draft, other: Draft) -> bool:
+    """Return whether two faults act in one round and both change gradients."""
+    spans = []
+    for draft in (one, other):
+        kind, first = kind_of(draft.kind), draft.at.round
+        if first is None or not changes_gradients(kind):
+            return False
+        spans.append((first, kind.last_round(first, draft.args)))
+    return max(spans)[0] <= min(last for _, last in spans)
 
 
 def _check_present(drafts: Sequence[Draft]) -> Iterator[Problem]:

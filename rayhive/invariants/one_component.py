@@ -20,8 +20,9 @@ class OneComponent(Invariant):
     The check uses the last :data:`ROUNDS` (3) rounds of each living peer before the first peer
     finished, more than ten seconds after the last fault and heal and :data:`CHANGE_S` (3) seconds
     after the last join and loss. In one of them ``live_peers``, and in one ``group_size``, must be
-    the number of living peers, or 2 in pairs. Two disjoint components never satisfy this. A peer
-    with fewer rounds in that time is not checked.
+    the number of living peers, 2 in pairs, or the quorum (axis ``min_peers``), which is more than
+    half of the peers. Two disjoint components never satisfy this. A peer with fewer rounds in that
+    time is not checked.
     """
 
     about = "All living peers are in one component: they see each other and average together."
@@ -32,8 +33,10 @@ class OneComponent(Invariant):
         count = len(log.living)
         if count < 2:
             return []
-        group = log.spec.configuration.group_size  # None and "all" are all peers
-        group = min(group, count) if isinstance(group, int) else count
+        configuration = log.spec.configuration
+        group = configuration.group_peers(count)
+        if configuration.min_peers is not None:
+            group = min(count, max(configuration.min_peers, count // 2 + 1))
         begin = max(_settled(log), default=0.0)
         finished = [event.t for name in log.living for event in log.of(PeerFinished, name)]
         until = min(finished, default=log.end)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from itertools import accumulate, pairwise
 from statistics import median
 
-from rayhive.events import TrainingStarted, Transition
+from rayhive.events import PeerFinished, TrainingStarted, Transition
 from rayhive.invariants.base import Invariant, joins
 from rayhive.timeline import Timeline
 
@@ -20,8 +20,8 @@ class SurvivorsProgress(Invariant):
     """Every peer without a fault finishes its next round within a bound.
 
     The bound is the time limit of one averaging, ``matchmaking_time + averaging_timeout``, plus
-    three times the median round before the first fault. For the target of a fault, the time begins
-    at the heal.
+    three times the median round before the first fault. Time of evaluations is left out. For the
+    target of a fault, the time begins at the heal.
     """
 
     about = "Every peer without a fault finishes a round within a bound."
@@ -33,17 +33,30 @@ class SurvivorsProgress(Invariant):
         bound = swarm.matchmaking_time + swarm.averaging_timeout + ROUNDS * _normal_s(log)
         wrong, faults = [], _faults(log)
         for name in log.trained:
-            kinds = TrainingStarted, Transition
-            steps = [event.t for kind in kinds for event in log.of(kind, name)]
-            last = log.incarnations[name].ended or log.end
             fired, healed = faults.get(name, ([], []))
-            for begin, end in pairwise([*steps, max(steps[-1], last)]):
+            for (begin, clock), (end, end_clock) in pairwise(_moments(log, name)):
                 self.checked += 1
                 before = bisect_left(fired, end)
                 gap = end - (max(begin, min(healed[before - 1], end)) if before else begin)
+                if clock is not None and end_clock is not None:
+                    gap -= max(0.0, end - begin - (end_clock - clock))
                 if gap > bound:
                     wrong.append(f"{name}: no round for {gap:.1f} s, at most {bound:.1f} s")
         return wrong
+
+
+def _moments(log: Timeline, name: str) -> list[tuple[float, float | None]]:
+    """Return when an incarnation began to train, finished each round, and ended.
+
+    Returns:
+        Unix time [s], and the incarnation's training clock [s], which stops during evaluations;
+        None where the log does not have it.
+    """
+    found: list[tuple[float, float | None]] = [(e.t, 0.0) for e in log.of(TrainingStarted, name)]
+    found += [(event.t, event.clock_s) for event in log.of(Transition, name)]
+    end = log.incarnations[name].end
+    last = max(found[-1][0], log.end if end is None else end.t)
+    return [*found, (last, end.clock_s if isinstance(end, PeerFinished) else None)]
 
 
 def _normal_s(log: Timeline) -> float:

@@ -68,7 +68,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
 
     Attributes:
         before_round: Called before a round's gradients are averaged, with its number and the
-            averager.
+            averager; it may return a function to call if other peers average without this one.
         local_steps: The peer's local parameters and inner optimizer; None without local steps.
 
     Raises:
@@ -79,7 +79,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
     tracker: LiveProgressTracker
     state_averager: RayhiveStateAverager
     grad_averager: GradientAverager
-    before_round: Callable[[int, GradientAverager], None] | None = None
+    before_round: Callable[[int, GradientAverager], Callable[[], None] | None] | None = None
     local_steps: LocalSteps | None = None
 
     def __init__(
@@ -307,14 +307,16 @@ class RayhiveOptimizer(hivemind.Optimizer):
             if grad_scaler is not None:
                 with grad_scaler.running_global_step():
                     assert grad_scaler.unscale_(self)
-            if self.before_round is not None:
-                self.before_round(round_.number, rounds.averager)
+            undo = self.before_round and self.before_round(round_.number, rounds.averager)
             finish_gradients = rounds.run(round_)
             if not round_.missed:
                 self._advance(grad_scaler, round_, finish_gradients)
-            elif self.local_steps is not None:
+                return True
+            if undo is not None:
+                undo()
+            if self.local_steps is not None:
                 self.local_steps.put_back()
-            return not round_.missed
+            return False
 
     def _advance(
         self,
@@ -331,13 +333,12 @@ class RayhiveOptimizer(hivemind.Optimizer):
             # parameters averaged in the background replace the local ones: arriving after this
             # round's step, which hivemind allows, they would undo it
             background.finish(self._peer)
-        next_round = self.local_epoch + 1
         steps = not self.auxiliary and not round_.skipped
         if self.local_steps is not None:
             if round_.unused:
                 self.local_steps.keep()
             self.local_steps.end_round(round_.skipped)
-        control = self._parameter_rounds.begin(next_round)
+        control = self._parameter_rounds.begin(self.local_epoch + 1)
         before = time.perf_counter()
         averager.step(
             increment_epoch=True,
@@ -357,9 +358,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
         self._state_sync.share_round(self.local_epoch)
         if not self.auxiliary:
             self.grad_averager.reset_accumulated_grads_()
-        self._peer.reporter.emit(
-            Transition(round=self.local_epoch, seconds=seconds, update_s=update_s)
-        )
+        event = Transition(round=self.local_epoch, seconds=seconds, update_s=update_s)
+        self._peer.reporter.emit(event)
 
     # -- state -------------------------------------------------------------------------------------
 

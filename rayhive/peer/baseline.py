@@ -238,7 +238,7 @@ class BaselineTraining(Callback):
         return reason
 
     def _evaluate(self, module: LightningModule, final: bool = False) -> str | None:
-        """Evaluate, and return a reason to stop."""
+        """Evaluate, wait for the others unless it is the end, and return a reason to stop."""
         self._evaluated = self._round
         clock_s = self._clock.seconds()
         values = self._fit.workload.evaluate(module, module.device)
@@ -251,6 +251,8 @@ class BaselineTraining(Callback):
                 final=final,
             )
         )
+        if not final:
+            self._member.meet()
         target = self._fit.workload.target
         if not math.isfinite(values["loss"]):
             return "diverged"

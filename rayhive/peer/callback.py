@@ -140,11 +140,6 @@ class PeerTraining(Callback):
             values = self.workload.evaluate(pl_module, pl_module.device)
         reason = self.monitor.after_evaluation(self._round, values, clock_s=clock_s, final=final)
         self._stop(trainer, reason)
-        target, may_stop = self.workload.target, self.spec.budget.stop_at_target
-        if target is None or reason is not None or not may_stop:
-            return
-        if target.reached(values[target.metric]):
-            self._stop(trainer, "target")
 
     def _stop(self, trainer: Trainer, reason: str | None) -> None:
         if reason is None:

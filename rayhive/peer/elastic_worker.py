@@ -212,13 +212,6 @@ class ElasticTraining(BaselineTraining):
         if self._stopped:
             raise Stopped(1)
 
-    def _evaluate(self, module: LightningModule, final: bool = False) -> str | None:
-        """Evaluate, and wait for the others, which may take longer than a collective may."""
-        reason = super()._evaluate(module, final)
-        if not final:
-            self._member.meet()
-        return reason
-
     def _keep(self, trainer: Trainer) -> None:
         """Write a checkpoint if it is time."""
         if self._round % self._spec.elastic.checkpoint_every_rounds:

@@ -8,13 +8,14 @@ just before the accumulated gradients enter the round's all-reduce, and sends it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from rayhive.averaging.gradient_averager import accumulated
 from rayhive.events import FaultActed
-from rayhive.faults.in_training import InTraining, Tensors, compare
+from rayhive.faults.in_training import InTraining, Tensors, changes_gradients, compare
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import PlannedFault
 from rayhive.strategy.dht import SkewedClock
@@ -59,16 +60,43 @@ class FaultInjection:
             optimizer.state_averager.on_serving = self.serving
 
     @torch.no_grad()
-    def before_round(self, round_: int, averager: Any) -> None:
-        """Execute the faults that are due in a round whose gradients are accumulated."""
+    def before_round(self, round_: int, averager: Any) -> Callable[[], None] | None:
+        """Execute the faults that are due in a round whose gradients are accumulated.
+
+        A second fault of the gradients waits for the next round.
+
+        Returns:
+            A function that undoes the fault of the gradients, which enter the next round if other
+            peers average this one without the peer; None without such a fault.
+        """
         self.gradients, self.scale = accumulated(averager)
         for fault in self._faults:
             fault.observe(self, round_)
+        undo: Callable[[], None] | None = None
         for fault in [fault for fault in self._faults if self._is_due(fault, round_)]:
-            what = fault.act(self)
-            if what is not None:
-                self._times[fault.planned.id] += 1
-                self._report(fault, round_, **what)
+            if not changes_gradients(type(fault)):
+                self._act(fault, round_)
+            elif undo is None:
+                before = [gradient.clone() for gradient in self.gradients]
+                if self._act(fault, round_):
+                    undo = partial(self._undo, fault, before)
+        return undo
+
+    def _act(self, fault: InTraining, round_: int) -> bool:
+        """Execute a fault; return False if it waits for the next round."""
+        what = fault.act(self)
+        if what is None:
+            return False
+        self._times[fault.planned.id] += 1
+        self._report(fault, round_, **what)
+        return True
+
+    @torch.no_grad()
+    def _undo(self, fault: InTraining, before: Tensors) -> None:
+        """Have a fault act again, on the same gradients."""
+        self._times[fault.planned.id] -= 1
+        for gradient, old in zip(self.gradients, before, strict=True):
+            gradient.copy_(old)
 
     def _is_due(self, fault: InTraining, round_: int) -> bool:
         at = fault.planned.at

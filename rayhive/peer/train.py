@@ -21,6 +21,7 @@ from rayhive.spec import Axis, Configuration, SweepConfig, load_sweep
 from rayhive.spec.axes.base import Values, shown
 from rayhive.spec.configuration import decide
 from rayhive.spec.replicate import PeerSpec
+from rayhive.workloads.base import Target
 
 #: Shortest interval between two lines of progress [s].
 LINE_EVERY_S = 1.0
@@ -58,7 +59,7 @@ def train_file(
         initial_peers=list(initial_peers) or None,
         host_maddrs=None if host is None else [f"/ip4/{host}/tcp/0"],
     )
-    console = ConsoleMonitor()
+    console = ConsoleMonitor(fit.workload.target if spec.budget.stop_at_target else None)
     trainer = fit.trainer(strategy, console)
     with stopping_on_interrupt(trainer, console):
         fit.run(trainer)
@@ -117,12 +118,15 @@ def single_configuration(config: SweepConfig) -> Configuration:
 class ConsoleMonitor:
     """Monitor that prints rounds and evaluations.
 
+    Args:
+        target: Target that ends training; None without one.
+
     Attributes:
         interrupted: Whether Ctrl-C was pressed; training stops after the present batch.
     """
 
-    def __init__(self) -> None:
-        self.interrupted = False
+    def __init__(self, target: Target | None = None) -> None:
+        self.interrupted, self._target = False, target
         self._samples = 0
         self._loss = float("nan")
         self._began = self._printed = 0.0
@@ -162,10 +166,11 @@ class ConsoleMonitor:
     def after_evaluation(
         self, round_: int, values: dict[str, float], *, clock_s: float, final: bool
     ) -> str | None:
-        """Print the values."""
+        """Print the values; stop at the target."""
         shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
         print(f"round {round_}: held out: {shown}", flush=True)
-        return None
+        target = self._target
+        return "target" if target is not None and target.reached(values[target.metric]) else None
 
     def requested_stop(self, trainer: Trainer) -> str | None:
         """Return ``interrupted`` after Ctrl-C."""

@@ -99,7 +99,8 @@ class FaultPlan(Model):
         """Return the plan for rounds of another size.
 
         A fault of round r moves to the round in which the r-th planned one would end, so that it
-        strikes after as many samples.
+        strikes after as many samples. A fault that acts in several rounds acts in those in which
+        they would end.
 
         Args:
             samples: Samples of a round, over the swarm.
@@ -107,13 +108,18 @@ class FaultPlan(Model):
         """
         if samples == planned:
             return self
-        moved = (
-            fault
-            if fault.at.round is None
-            else fault.model_copy(update={"at": At(round=-(-fault.at.round * planned // samples))})
-            for fault in self.faults
-        )
-        return self.model_copy(update={"faults": tuple(moved)})
+
+        def moved(fault: PlannedFault) -> PlannedFault:
+            first = fault.at.round
+            if first is None:
+                return fault
+            at, args = -(-first * planned // samples), dict(fault.args)
+            if "rounds" in args:
+                last = -(-(first + args["rounds"] - 1) * planned // samples)
+                args["rounds"] = last - at + 1
+            return fault.model_copy(update={"at": At(round=at), "args": args})
+
+        return self.model_copy(update={"faults": tuple(map(moved, self.faults))})
 
     def canonical(self) -> str:
         """Return the plan as JSON; equal plans have equal bytes."""

@@ -27,7 +27,7 @@ from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.rules import check_target_batch_size
 from rayhive.spec.study import is_path, scenario_label
 from rayhive.spec.yaml_data import Overrides, apply_overrides, read_mapping
-from rayhive.sweep.baseline_scenarios import check_baselines
+from rayhive.sweep.plan_checks import check_study_of_plans
 from rayhive.sweep.pruning import check_pruner
 from rayhive.sweep.space import SearchSpace, check_sampler, check_tensors
 
@@ -382,7 +382,7 @@ class _Check:
             self.plans[name] = tuple(plans)
             for problem in found.values():
                 yield replace(problem, key=f"scenarios.{scenario_label(name)}: {problem.key}")
-            yield from check_baselines(config, name, plans)
+            yield from check_study_of_plans(config, name, plans)
 
 
 def _check_objectives(config: SweepConfig, workload: Workload) -> Iterator[Problem]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from rayhive.spec import WorkloadConfig
 from rayhive.spec.replicate import PeerSpec
+from tests.fixtures.unequal_evaluation import SLOW_S
 from tests.integration.forkserver_harness import (
     PeerLine,
     digits_peers,
@@ -87,6 +89,24 @@ def test_members_of_local_sgd_step_alone_and_send_their_parameters_once_a_round(
         assert sketches(line) == sketches(lines[0])
     losses = [[event["loss"] for event in line.of("round")] for line in lines]
     assert losses[0] != losses[1]  # of data of their own
+
+
+@pytest.mark.parametrize("name", ["ddp", "local-sgd"])
+def test_a_slow_evaluation_is_no_training_time_of_the_others(
+    name: str, server: str, tmp_path: Path
+) -> None:
+    swarm = {"target_batch_size": 32, "batch_size": 8}
+    evaluations = {"evaluate_every": 128, "samples": 128 * 6}
+    workload = WorkloadConfig(import_path="tests.fixtures.unequal_evaluation:UnequalDigits")
+    specs = [
+        spec.model_copy(update={"workload": workload})
+        for spec in members(name, 2, swarm=swarm, **evaluations)
+    ]
+    fast, slow = start_swarm(server, specs, tmp_path)
+    finish_swarm([fast, slow])
+    before_the_end = len(slow.of("evaluation")) - 1
+    assert before_the_end == 5
+    assert fast.of("peer_finished")[0]["clock_s"] < before_the_end * SLOW_S / 2
 
 
 def test_all_members_stop_in_the_same_round_when_one_is_asked_to(

@@ -7,6 +7,8 @@ events: the round whose parameters each batch had, and the rounds that each peer
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ TARGET, LR, MOMENTUM = 48, 0.05, 0.9
 CLOSE = 5e-5
 #: Number of the late peer, and the time of its batches and of the others' [s].
 LATE, LATE_S, FAST_S = 1, 0.6, 0.03
+#: Factor of all that the late peer contributes.
+HALF = 0.5
 #: Rounds of gradients, and those of local steps with all parameters and with two fragments.
 GRADIENTS: dict[str, Any] = {}
 LOCAL = {"local_steps": 1, "outer_lr": 0.7, "outer_momentum": MOMENTUM}
@@ -40,6 +44,7 @@ def train(folder: str, peer: int, peers: int, options: dict[str, Any]) -> dict[s
     """
     import torch
 
+    from rayhive.averaging.gradient_averager import accumulated
     from rayhive.optim.local_steps import common_parameters
     from rayhive.optim.optimizer import RayhiveOptimizer
 
@@ -78,7 +83,17 @@ def train(folder: str, peer: int, peers: int, options: dict[str, Any]) -> dict[s
         return schedule(*args, **kwargs)
 
     averager.schedule_step = may_fail  # type: ignore[method-assign]
-    optimizer.before_round = lambda number, _: begun.__setitem__(0, number)
+
+    def halve(number: int, averager: Any) -> Callable[[], None] | None:
+        """Halve what the late peer contributes; undone when a round begins without it."""
+        begun[0] = number
+        if peer != LATE:
+            return None
+        sums = accumulated(averager)[0]
+        torch._foreach_mul_(sums, HALF)
+        return partial(torch._foreach_div_, sums, HALF)
+
+    optimizer.before_round = halve
     assert optimizer.tracker.wait_for_peers(peers, 60)
     meet_at(place, "start", peer, peers)
     trace = []
@@ -167,7 +182,9 @@ def oracle(logs: list[dict[str, Any]], options: dict[str, Any]) -> list[list[Any
                         each.take(at)
                 continue
             parts = [each.take(at) for each in members]
-            mean = sum(part for part, _ in parts) / sum(samples for _, samples in parts)
+            weights = [HALF if each.peer == LATE else 1.0 for each in members]
+            total = sum(w * part for w, (part, _) in zip(weights, parts, strict=True))
+            mean = total / sum(samples for _, samples in parts)
             momentum[at] = MOMENTUM * momentum[at] + mean
             if local:  # Nesterov's
                 after[at] = after[at] - options["outer_lr"] * (mean + MOMENTUM * momentum[at])

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from rayhive.faults.in_training import RoundsArgs
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
@@ -22,10 +23,6 @@ class Notice(Where):
 
 class Cores(Model):
     cores: float = Field(default=0.2, gt=0)
-
-
-class Rounds(Model):
-    rounds: int = Field(default=1, ge=1)
 
 
 class Fake(FaultKind):
@@ -51,5 +48,5 @@ FAKES: dict[str, dict[str, Any]] = {
     "memory_pressure": {"heals": True, "target_type": "node"},
     "partition": {"effect": "cut_off", "heals": True, "target_type": "node", "needs": ("link",)},
     "nan_gradient": {"in_training": True, "needs": ()},
-    "sign_flip": {"in_training": True, "needs": (), "Args": Rounds},
+    "sign_flip": {"in_training": True, "needs": (), "Args": RoundsArgs},
 }

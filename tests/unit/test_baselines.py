@@ -81,6 +81,32 @@ def test_faults_inside_a_peers_training_are_refused_with_baselines() -> None:
     assert "sign_flip" in text and "byzantine-signflip" in text
 
 
+@pytest.mark.parametrize(
+    ("fields", "key", "refused"),
+    [
+        ({"space": {"local_steps": [None, 4]}}, "space.local_steps", None),
+        ({"space": {"local_steps": [None, 8]}}, "space.local_steps", 8),
+        ({"space": {"local_steps": [8], "fragments": [2]}}, "space.local_steps", None),
+        ({"baselines": ["local-sgd"], "local_sgd": {"local_steps": 8}}, "local_sgd", 8),
+    ],
+)
+def test_a_fault_that_would_come_with_the_last_round_of_local_steps_is_refused(
+    fields: dict[str, Any], key: str, refused: int | None
+) -> None:
+    study = {
+        "scenarios": ["kill-one"],
+        "scenario_args": {"kill-one": {"round": 9}},
+        "swarm": {"peers": 4, "target_batch_size": 64},
+        "budget": {"samples_per_replicate": 64 * 16},
+        **fields,
+    }
+    if refused is None:
+        resolve({**TINY, **study}, workload=WorkloadFacts(SHAPES, 32, "real"))
+        return
+    (text,) = problems(**study)
+    assert key in text and str(refused) in text and "kill at round 2" in text
+
+
 def test_a_replicate_is_of_a_trial_or_of_a_baseline() -> None:
     for fields in ({"trial": None}, {"trial": 0, "baseline": "ddp"}):
         with pytest.raises(ValidationError, match="either of a trial or of a baseline"):

@@ -125,7 +125,7 @@ def test_no_more_are_struck_at_once_than_the_plan_allows(at_most: int | None) ->
     swarm = Swarm()
     faults = (
         planned(0, "partition", "peer-0", heal_after_s=0.05),
-        planned(1, "partition", "peer-0", heal_after_s=0.05),
+        planned(1, "straggler", "peer-0", heal_after_s=0.05),
         planned(2, "kill", "peer-0", heal_after_s=0.05),
         planned(3, "kill", "peer-1", heal_after_s=0.05),
     )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -137,6 +137,41 @@ def test_equal_names_of_two_runs_are_two_changes(link: NodeLink, tmp_path: Path)
             await toolbox.use(run, "link_shaping", "f0", "start", change.model_dump(mode="json"))
         await toolbox.use("a", "link_shaping", "f0", "stop", None)
         assert await link.now() == MADE.model_copy(update={"delay_ms": 80.0})
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("tool", ["cut", "flapping"])
+def test_equal_names_of_two_runs_are_two_cuts(tool: str, tmp_path: Path) -> None:
+    class Cuts(NodeLink):
+        present: ClassVar[set[str]] = set()
+
+        async def address(self) -> str:
+            return "10.0.0.1"
+
+        async def neighbours(self) -> list[str]:
+            return []
+
+        async def cut(self, name: str, keep: Any = (), direction: str = "both") -> list[str]:
+            self.present.add(name)
+            return []
+
+        async def mend(self, name: str) -> int:
+            self.present.discard(name)
+            return 0
+
+    runs, link = Runs(), Cuts()
+    runs["a"] = runs["b"] = tmp_path
+    toolbox = Toolbox(runs, link)
+
+    async def go() -> None:
+        for number, run in enumerate("ab", 1):
+            await toolbox.use(run, tool, "f0", "start", {})
+            await asyncio.sleep(0)  # a link flaps in a task
+            assert len(link.present) == number
+        await toolbox.use("a", tool, "f0", "stop", None)
+        assert len(link.present) == 1
+        await toolbox.release("b")
 
     asyncio.run(go())
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rayhive.errors import ConfigError
 from rayhive.faults.library import plan_of
 from rayhive.spec import Budget, SwarmConfig
-from rayhive.spec.fault_plan import FaultPlan
+from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 from tests.unit.test_fault_plans import write
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -83,12 +83,32 @@ def test_at_most_a_minority_is_faulted_at_once(
 
 
 def test_faults_overlap_only_with_the_option(tmp_path: Path) -> None:
-    slow = {"straggler": {"heal_after_s": 60}}
+    slow = {kind: {"heal_after_s": 60} for kind in ("straggler", "rate")}
     for overlap in (False, True):
         plan = chaos(tmp_path, 0, 3, kinds=slow, faults=20, overlap=overlap)
-        ends = [(fault.at.seconds or 0.0, 60) for fault in plan.faults]
-        together = [now for (before, heal), (now, _) in pairwise(ends) if now < before + heal]
-        assert bool(together) == overlap
+        pairs = list(pairwise(plan.faults))
+        together = {a.kind != b.kind for a, b in pairs if at_s(b) < at_s(a) + 60}
+        assert together == ({True} if overlap else set()), "two of a kind are never on one peer"
+
+
+def at_s(fault: PlannedFault) -> float:
+    assert fault.at.seconds is not None
+    return fault.at.seconds
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_faults_of_one_gradient_act_in_different_rounds(tmp_path: Path, seed: int) -> None:
+    inside = {"sign_flip": {"args": {"rounds": {"between": [1, 4]}}}, "nan_gradient": {}}
+    plan = chaos(tmp_path, seed, 3, kinds=inside, faults=12, rounds={"between": [3, 60]})
+    acts = [
+        first + more
+        for fault in plan.faults
+        if (first := fault.at.round)
+        for more in range(fault.args.get("rounds", 1))
+    ]
+    assert len(plan.faults) == 12 and len(set(acts)) == len(acts)
+    assert min(acts) >= 3 and max(acts) <= 60
 
 
 def test_kinds_are_drawn_in_proportion_to_their_weights(tmp_path: Path) -> None:

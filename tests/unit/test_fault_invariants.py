@@ -200,6 +200,15 @@ def test_one_smaller_group_is_no_second_component() -> None:
     assert result(story, "one_component").ok
 
 
+@pytest.mark.parametrize(("met", "ok"), [(3, True), (2, False)])
+def test_rounds_of_a_quorum_need_not_have_all_peers(met: int, ok: bool) -> None:
+    names = [f"peer-{number}" for number in range(5)]
+    story = Story(peers=5, configuration=Configuration(min_peers=3))
+    story.rounds(*(10.0 + n for n in range(5)), peers=names, group_size=met)
+    story.finish(14.0, names)
+    assert result(story, "one_component").ok == ok
+
+
 # -- progress ----------------------------------------------------------------------------------
 
 
@@ -220,7 +229,10 @@ def test_the_bound_is_one_averaging_with_all_its_timeouts() -> None:
     normal.rounds(3.0 + bound + 2.9, peers=REST)
     normal.finish(3.0 + bound + 2.9, REST)
     assert result(normal, "survivors_progress").ok
-    normal.of("transition", "peer-0")[-1]["t"] += 0.2
+    last = normal.of("transition", "peer-0")[-1]
+    last["t"] += 0.2
+    assert result(normal, "survivors_progress").ok, "the clock stood still: an evaluation"
+    last["clock_s"] += 0.2
     assert not result(normal, "survivors_progress").ok
 
 

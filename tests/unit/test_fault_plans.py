@@ -312,6 +312,18 @@ def test_in_training_faults_of_a_replaced_peer_are_refused(tmp_path: Path) -> No
     planned(write(tmp_path, {"acts": [nan, {**kill, "at": {"round": 10}}]}))
 
 
+def test_two_faults_of_one_gradient_are_refused(tmp_path: Path) -> None:
+    flip = {"kind": "sign_flip", "who": "peer-1", "at": {"round": 5}, "args": {"rounds": 4}}
+
+    def acts(**other: Any) -> Path:
+        return write(tmp_path, {"acts": [flip, {**flip, "at": {"round": 8}, **other}]})
+
+    found = problems(acts())["plan.acts.1.who"]
+    assert found.value == "peer-1" and "sign_flip (round 5) does not change" in found.allowed
+    planned(acts(at={"round": 9}))
+    planned(acts(who="peer-2"))
+
+
 def test_faults_on_an_absent_peer_are_refused(tmp_path: Path) -> None:
     kill = {"kind": "kill", "who": "peer-1", "at": {"seconds": 5}, "heal_after_s": 4}
     pause = {"kind": "pause", "who": ["peer-1", "peer-2"], "heal_after_s": 1}

@@ -370,6 +370,16 @@ def test_a_fault_strikes_after_as_many_samples() -> None:
     assert [fault.at.round for fault in moved.faults] == [1, 2, None, 2]
 
 
+@pytest.mark.parametrize(("first", "rounds", "then", "left"), [(6, 12, 1, 3), (9, 8, 2, 1)])
+def test_a_fault_of_several_rounds_lasts_for_as_many_samples(
+    first: int, rounds: int, then: int, left: int
+) -> None:
+    at, args = At(round=first), {"rounds": rounds, "factor": -1.0}
+    one = PlannedFault(id="f0", kind="scaled_gradient", who=("peer-0",), at=at, args=args)
+    (moved,) = FaultPlan(peers=2, faults=(one,)).in_rounds_of(512, planned=64).faults
+    assert moved.at.round == then and moved.args == {"rounds": left, "factor": -1.0}
+
+
 def test_parameters_travel_with_the_outer_momentum() -> None:
     from rayhive.spec import SwarmConfig
 

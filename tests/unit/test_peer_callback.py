@@ -38,9 +38,8 @@ def test_parameters_that_the_run_has_not_trained_are_not_evaluated(
 ) -> None:
     optimizer = SimpleNamespace(tracker=tracker, settle=lambda: None)
     trainer: Any = SimpleNamespace(strategy=SimpleNamespace(optimizer=optimizer))
-    workload: Any = SimpleNamespace(evaluate=lambda *_: {"loss": 2.0}, target=None)
+    workload: Any = SimpleNamespace(evaluate=lambda *_: {"loss": 2.0})
     monitor: Any = Monitor()
-    spec: Any = SimpleNamespace(budget=SimpleNamespace(stop_at_target=False))
-    training = PeerTraining(spec, workload, monitor)
+    training = PeerTraining(SimpleNamespace(), workload, monitor)  # type: ignore[arg-type]
     training.on_train_end(trainer, SimpleNamespace(device="cpu"))  # type: ignore[arg-type]
     assert monitor.evaluations == times * [{"loss": 2.0}]

@@ -45,7 +45,8 @@ class Run:
             local_samples_accumulated=8 * times,
             _anchor_batch_size=8,
         )
-        self.injection.before_round(number, averager)
+        self.undo = self.injection.before_round(number, averager)
+        self.gradients = gradients
         return [gradient / times for gradient in gradients]
 
 
@@ -106,6 +107,25 @@ def test_a_peer_absent_in_the_planned_round_acts_in_its_next() -> None:
     run.round(2)
     assert run.round(7)[0][0, 0] == -7 and run.events[0].round == 7
     assert run.round(8)[0][0, 0] == 8
+
+
+def test_a_fault_of_a_missed_round_is_undone_and_acts_in_the_next() -> None:
+    corrupt = planned("corrupt_state", at=3).model_copy(update={"id": "f1"})
+    run = Run(planned("sign_flip", at=3), corrupt)
+    assert run.round(3)[0][0, 0] == -3
+    assert run.undo is not None
+    run.undo()
+    assert [gradient[0].flatten()[0].item() for gradient in run.gradients] == [6, 2]
+    assert run.round(4)[0][0, 0] == -4
+    assert run.round(5)[0][0, 0] == 5 and run.undo is None
+    assert [event.what["act"] for event in run.events].count("corrupt_state") == 1
+
+
+def test_two_faults_of_the_gradients_act_in_two_rounds() -> None:
+    flips = [planned("sign_flip", at=3).model_copy(update={"id": name}) for name in ("f0", "f1")]
+    run = Run(*flips)
+    assert [run.round(number)[0][0, 0].item() for number in (3, 4, 5)] == [-3, -4, 5]
+    assert [(event.fault, event.round) for event in run.events] == [("f0", 3), ("f1", 4)]
 
 
 def test_a_fault_may_be_planned_by_time() -> None:

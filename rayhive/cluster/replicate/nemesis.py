@@ -224,11 +224,14 @@ class Nemesis:
         struck = list(self._struck.values())
         # Faults that leave a peer training may overlap. A fault that takes a peer away may not.
         gentle = not fault.removes_peers()
-        # Two faults of one link could not be verified separately.
+        # Two faults of one link, or of one kind, could not be verified separately.
         away = [
             theirs
             for other, theirs in struck
-            if not gentle or other.removes_peers() or fault.group == other.group == "link"
+            if not gentle
+            or other.removes_peers()
+            or type(fault) is type(other)
+            or fault.group == other.group == "link"
         ]
         down = self._target.down()
         others = down.union(*(theirs for _, theirs in struck)) - targets

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from rayhive import events
+from rayhive.cluster.replicate.target_watch import TargetWatch
 from rayhive.spec import Budget
 from rayhive.spec.replicate import ReplicateSpec
 
@@ -190,17 +191,22 @@ class PeerTable:
         names: Names of the peers that start together; the first is the bootstrap peer.
         checkpoints: Whether a peer that starts later goes on from a checkpoint, and not from the
             state of another peer.
+        target: Compares their evaluations with the target that ends training; None without one.
     """
 
-    def __init__(self, names: list[str], checkpoints: bool = False) -> None:
+    def __init__(
+        self, names: list[str], checkpoints: bool = False, target: TargetWatch | None = None
+    ) -> None:
         self.peers = {name: PeerRecord(name) for name in names}
-        self._checkpoints = checkpoints
+        self._checkpoints, self._target = checkpoints, target
 
     @classmethod
     def of(cls, spec: ReplicateSpec) -> PeerTable:
         """Return the table of the peers of a replicate that start together."""
         names = [spec.peer_spec(number).name for number in range(spec.swarm.peers)]
-        return cls(names, checkpoints=spec.baseline == "elastic")
+        watched = spec.budget.stop_at_target and spec.baseline is None  # a baseline agrees itself
+        target = TargetWatch() if watched else None
+        return cls(names, checkpoints=spec.baseline == "elastic", target=target)
 
     def add(self, name: str) -> None:
         """Add an incarnation that starts later."""
@@ -231,6 +237,9 @@ class PeerTable:
     def take(self, name: str, event: events.Event) -> None:
         """Update the state of a peer with one of its events."""
         self.peers[name].take(event)
+        if self._target is not None:
+            rounds = {each: self.peers[each].round for each in self.training()}
+            self._target.heard(name, event, rounds)
 
     def spawned(self, name: str, pid: int, host: str) -> None:
         """Record that the process of a peer runs."""
@@ -308,9 +317,11 @@ class PeerTable:
         return [peer.name for peer in self.peers.values() if peer.state not in states]
 
     def first_finish(self) -> str | None:
-        """Return the most important reason with which a peer has finished so far, if any."""
+        """Return the most important reason for which training ends, or ended for a peer, if any."""
         reasons = {peer.finish_reason for peer in self.peers.values()}
-        order = ("diverged", "target", "rounds", "seconds", "stop")
+        if self._target is not None and self._target.reached:
+            reasons.add(TARGET)
+        order = ("diverged", TARGET, "rounds", "seconds", "stop")
         return next((reason for reason in order if reason in reasons), None)
 
     async def blame(

@@ -47,8 +47,8 @@ class ChaosSettings(Model):
         spacing_s: Time from one fault to the next [s]; longer if peers have to come back first.
         settle_s: Time for which a peer counts as down after its heal, until it has rejoined [s].
         rounds: Rounds of the in-training faults.
-        overlap: Whether a second fault may target a peer while a first one lasts. Faults that
-            remove the peer never overlap with others.
+        overlap: Whether a fault of another kind may target a peer while a first one lasts. Faults
+            that remove the peer never overlap with others.
         available_only: Leave out kinds that the target does not allow; the plan then depends on
             the target.
     """
@@ -65,11 +65,16 @@ class ChaosSettings(Model):
 
 @dataclass(frozen=True)
 class _Busy:
-    """A peer that is under a fault until a time [s]."""
+    """A peer that is under a fault of a kind until a time [s]."""
 
     number: int
     until: float
-    away: bool
+    kind: str
+
+    def allows(self, kind: str) -> bool:
+        """Return whether a fault of another kind may begin on the peer meanwhile."""
+        away = any(kind_of(name).removes_peers() for name in (kind, self.kind))
+        return not away and kind != self.kind
 
 
 class Chaos(Generator):
@@ -120,16 +125,7 @@ class Chaos(Generator):
             text = f"fewer, or with a budget.seconds_per_replicate of at least {quiet_s:.0f}: "
             text += f"the last {QUIET_S:g} s stay free of faults for the invariants about the end"
             self._refuse(setting, "faults", chaos.faults, text)
-        low, high = (int(end) for end in chaos.rounds.between)
-        rounds = range(low, high + 1)
-        if len(inside) > len(rounds):
-            self._refuse(setting, "rounds", [low, high], f"at least {len(inside)} rounds")
-            return
-        chosen = setting.draw("chaos", "rounds").sample(rounds, len(inside))
-        for index, (kind, round_) in enumerate(zip(inside, chosen, strict=True)):
-            args = self._args(setting, kind, f"inside {index}")
-            key = f"plan.chaos.kinds.{kind}"
-            yield Draft(kind, (f"peer-{own}",), At(round=round_), None, args, key)
+        yield from self._inside(setting, inside, own)
 
     def _possible(self, setting: Setting) -> bool:
         """Return whether the mix can be planned; record the problems otherwise."""
@@ -148,18 +144,34 @@ class Chaos(Generator):
             self._refuse(setting, "rounds", self.chaos.rounds.between, "rounds from 1 on")
         return len(setting.problems) == known
 
+    def _inside(self, setting: Setting, kinds: list[str], peer: int) -> Iterator[Draft]:
+        """Yield in-training faults of one peer, of which no two act in one round."""
+        args = [self._args(setting, kind, f"inside {i}") for i, kind in enumerate(kinds)]
+        more = [kind_of(kind).last_round(0, own) for kind, own in zip(kinds, args, strict=True)]
+        low, high = (int(end) for end in self.chaos.rounds.between)
+        # The first rounds, as if every fault acted in one.
+        rounds = range(low, high + 1 - sum(more))
+        if len(kinds) > len(rounds):
+            allowed = f"at least {len(kinds) + sum(more)} rounds"
+            self._refuse(setting, "rounds", [low, high], allowed)
+            return
+        chosen = setting.draw("chaos", "rounds").sample(rounds, len(kinds))
+        for kind, own, first in zip(kinds, args, chosen, strict=True):
+            before = sum(each for each, other in zip(more, chosen, strict=True) if other < first)
+            at, key = At(round=first + before), f"plan.chaos.kinds.{kind}"
+            yield Draft(kind, (f"peer-{peer}",), at, None, own, key)
+
     def _outside(self, setting: Setting, kinds: list[str], pool: list[int]) -> Iterator[Draft]:
         chaos = self.chaos
         most = COUNTS["minority"](setting.swarm.peers)
         busy: list[_Busy] = []
 
-        def free(draw: SeededRng, t_s: float, size: int, away: bool) -> tuple[float, list[int]]:
+        def free(draw: SeededRng, t_s: float, size: int, kind: str) -> tuple[float, list[int]]:
             """Return the first time from ``t_s`` on with ``size`` free peers, and chosen ones."""
             while True:
                 now = [item for item in busy if item.until > t_s]
                 struck = {item.number for item in now}
-                gentle = chaos.overlap and not away
-                taken = {item.number for item in now if item.away} if gentle else struck
+                taken = {i.number for i in now if not (chaos.overlap and i.allows(kind))}
                 left = [number for number in pool if number not in taken]
                 # A peer under two faults is down once.
                 chosen = draw.sample(left, size) if len(left) >= size else []
@@ -173,13 +185,12 @@ class Chaos(Generator):
             if index:
                 t_s += chaos.spacing_s.seconds(setting.draw("chaos", index, "spacing"))
             size = COUNTS[item.size](setting.swarm.peers)
-            away = kind_of(kind).removes_peers()
-            t_s, chosen = free(setting.draw("chaos", index, "who"), t_s, size, away)
+            t_s, chosen = free(setting.draw("chaos", index, "who"), t_s, size, kind)
             args = self._args(setting, kind, index)
             draw = setting.draw("chaos", index, "heal")
             heal = heal_after_s(kind, item.heal_after_s, args, draw)
             until = t_s + (heal or 0.0) + chaos.settle_s
-            busy += [_Busy(number, until, away) for number in chosen]
+            busy += [_Busy(number, until, kind) for number in chosen]
             names = tuple(f"{kind_of(kind).target_type}-{number}" for number in chosen)
             at = At(seconds=round(t_s, 3))
             yield Draft(kind, names, at, heal, args, f"plan.chaos.kinds.{kind}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rayhive.faults.ending import CHILD_S, ChildProcessKill, EndsPeers, ReplacedArgs
+from rayhive.faults.ending import ChildProcessKill, EndsPeers, ReplacedArgs
 from rayhive.faults.kind import Proof, Record, Targets
 from rayhive.faults.target import FaultTarget
 
@@ -25,7 +25,6 @@ class KillAverager(EndsPeers):
 
     about = "Kills an averaging process of a peer, which has to notice and end."
     args: KillAveragerArgs
-    patience_s = CHILD_S
     of_swarm = True
 
     async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:

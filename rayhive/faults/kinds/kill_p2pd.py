@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayhive.faults.ending import CHILD_S, ChildProcessKill, EndsPeers
+from rayhive.faults.ending import ChildProcessKill, EndsPeers
 from rayhive.faults.kind import Proof, Record, Targets
 from rayhive.faults.target import FaultTarget
 
@@ -11,7 +11,6 @@ class KillP2pd(EndsPeers):
     """Kills p2pd, which is never restarted."""
 
     about = "Kills the network daemon of a peer, which has to notice and end."
-    patience_s = CHILD_S
     of_swarm = True
 
     async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:

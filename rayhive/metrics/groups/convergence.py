@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import Evaluation, Left, PeerFinished
@@ -115,8 +116,11 @@ def reaches(timeline: Timeline, point: EvaluationPoint) -> bool:
     """Return whether an evaluation reaches the target of the training."""
     target = timeline.target
     value = point.values.get(target["metric"]) if target is not None else None
-    if target is None or value is None:
-        return False
+    return target is not None and value is not None and is_at_target(target, value)
+
+
+def is_at_target(target: Mapping[str, Any], value: float) -> bool:
+    """Return whether a value of a target's metric is at the target or beyond it."""
     return bool(value >= target["value"] if target["mode"] == "max" else value <= target["value"])
 
 

@@ -8,7 +8,7 @@ from typing import Generic
 
 from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.node.process_group import OwnedProcesses
-from rayhive.cluster.node.runs import Runs
+from rayhive.cluster.node.runs import Runs, tag
 from rayhive.faults.node_tools import ArgsT, StateT
 
 
@@ -27,6 +27,11 @@ class Site:
     run_id: str
     subject: str
     link: NodeLink
+
+    @property
+    def name(self) -> str:
+        """Name of kernel objects of the tool: subjects of two runs may be the same."""
+        return f"{tag(self.run_id)}-{self.subject}"
 
     def peer(self) -> OwnedProcesses:
         """Return the processes of the peer whose leader is the subject.

@@ -7,7 +7,6 @@ import asyncio
 from rayhive.cluster.node import cgroups
 from rayhive.cluster.node.cgroups import CpuLimit
 from rayhive.cluster.node.link import NodeLink
-from rayhive.cluster.node.runs import tag
 from rayhive.cluster.node.tools.base import Site, Tool
 from rayhive.errors import ClusterError
 from rayhive.faults.node_tools import CpuQuota, CpuUsage
@@ -29,8 +28,7 @@ class CpuLimitTool(Tool[CpuQuota, CpuUsage]):
         if self._limit is not None:
             raise ClusterError(f"the peer with the leader {self.site.subject} is limited already")
         owned = self.site.peer()
-        label = f"{tag(self.site.run_id)}-{self.site.subject}"
-        self._limit = await asyncio.to_thread(CpuLimit, label, args.cores)
+        self._limit = await asyncio.to_thread(CpuLimit, self.site.name, args.cores)
         moved: set[int] = set()
         while new := set(owned.living()) - moved:  # children that were forked meanwhile
             moved |= new

@@ -20,7 +20,7 @@ class CutTool(Tool[CutArgs, CutState]):
     async def start(self, args: CutArgs) -> CutState:
         """Cut; a cut for the same subject is replaced."""
         self._keep = args.keep
-        cut_from = await self.site.link.cut(self.site.subject, args.keep, args.direction)
+        cut_from = await self.site.link.cut(self.site.name, args.keep, args.direction)
         self._cut_from = tuple(cut_from)
         return CutState(address=await self.site.link.address(), cut_from=self._cut_from)
 
@@ -35,7 +35,7 @@ class CutTool(Tool[CutArgs, CutState]):
 
     async def stop(self) -> CutState:
         """Mend the cut; the state has the number of dropped packets."""
-        dropped = await self.site.link.mend(self.site.subject)
+        dropped = await self.site.link.mend(self.site.name)
         self._cut_from = self._keep = ()
         return CutState(address=await self.site.link.address(), dropped=dropped)
 

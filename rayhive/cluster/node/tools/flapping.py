@@ -53,7 +53,7 @@ class FlappingTool(Tool[FlapArgs, FlapState]):
             self._ended.set()
             with contextlib.suppress(ClusterError):
                 await task
-        await self.site.link.mend(self.site.subject)
+        await self.site.link.mend(self.site.name)
 
     async def _probe(self, others: Sequence[str], patience_s: float) -> dict[str, int]:
         """Return the packets to and from all other nodes together."""
@@ -65,11 +65,11 @@ class FlappingTool(Tool[FlapArgs, FlapState]):
         return {"sent": sent, "out": out, "back": sum(each.back for each in found)}
 
     async def _flap(self, args: FlapArgs, others: Sequence[str]) -> None:
-        link, subject = self.site.link, self.site.subject
+        link, name = self.site.link, self.site.name
         for _ in itertools.count() if args.times is None else range(args.times):
             for phase, seconds in zip(_PHASES, (args.down_s, args.up_s), strict=True):
                 at, end = time.time(), time.monotonic() + seconds
-                await (link.cut(subject) if phase == "down" else link.mend(subject))
+                await (link.cut(name) if phase == "down" else link.mend(name))
                 probe = await self._probe(others, min(1.0, seconds / 2))
                 self._phases.append(FlapPhase(phase=phase, at=at, **probe))
                 with contextlib.suppress(asyncio.TimeoutError):

@@ -21,12 +21,11 @@ class LinkShapingTool(Tool[LinkChange, LinkState]):
         super().__init__(site)
         self._changed: set[str] = set()
         self._before: Link | None = None
-        self._name = f"{site.run_id} {site.subject}"  # faults of two runs may have one name
 
     async def start(self, args: LinkChange) -> LinkState:
         """Change the link in both directions."""
         self._changed.update(args.model_dump(exclude_none=True))
-        before = await self.site.link.change(args, self._name)
+        before = await self.site.link.change(args, self.site.name)
         self._before = self._before or before
         return LinkState(now=await self.site.link.now(), before=self._before)
 
@@ -40,7 +39,7 @@ class LinkShapingTool(Tool[LinkChange, LinkState]):
 
     async def stop(self) -> LinkState:
         """Undo the change."""
-        now = await self.site.link.undo(self._name)
+        now = await self.site.link.undo(self.site.name)
         self._changed, self._before = set(), None
         return LinkState(now=now)
 
