@@ -50,13 +50,20 @@ class Caller:
     arrivals: Notifier = field(default_factory=Notifier)
     _wake: Notifier = field(default_factory=Notifier)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _error: Exception | None = None
     _arrived: int = 0
     _changed: int = 0
 
     async def run(self) -> None:
-        """Make the calls until cancelled."""
+        """Make the calls until cancelled.
+
+        Raises:
+            Exception: An error of ``on_change``.
+        """
         while True:
             change = self._wake.next_change()
+            if self._error is not None:
+                raise self._error
             for call in self.protocol.due():
                 task = asyncio.create_task(self._make(call))
                 self._tasks.add(task)
@@ -121,4 +128,8 @@ class Caller:
             self.arrivals.notify()
         if self.protocol.changes != self._changed:
             self._changed = self.protocol.changes
-            self.on_change()
+            try:
+                self.on_change()
+            except Exception as error:  # of a call that nobody awaits
+                self._error = error
+                self._wake.notify()

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind.dht import DHT
@@ -76,11 +77,15 @@ class HeartbeatService:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set, then say goodbye to the other peers."""
+        """Serve until ``stop`` is set, then say goodbye to the other peers.
+
+        Raises:
+            Exception: An error of ``on_change``, after which no heartbeat would be sent.
+        """
         daemon = self._dht.run_coroutine(DHT._get_p2p_daemon_listen_maddr, return_future=True)
         self._p2p = await P2P.replicate(await daemon)
         self._dialer.daemon = self._p2p._client
-        jobs = []
+        jobs: list[asyncio.Task[Any]] = []
         try:
             visible = await self._p2p.get_visible_maddrs()
             with self.view.lock:
@@ -89,8 +94,11 @@ class HeartbeatService:
             if not self.view.own.client_mode:
                 await self._p2p.add_protobuf_handler(self._name, self._answer, BytesValue)
             await self._open_links()
-            jobs = [asyncio.create_task(job()) for job in (self._discovery.run, self._caller.run)]
-            await stop.wait()
+            endless = stop.wait, self._discovery.run, self._caller.run
+            jobs = [asyncio.create_task(job()) for job in endless]
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for job in done:
+                job.result()
             await self._say_goodbye()
             if not self.view.own.client_mode:
                 await self._p2p.remove_protobuf_handler(self._name)

@@ -288,10 +288,12 @@ class ReplicateRunner:
             # Peers must not outlive the driver's error. Stopping them may fail for the same cause.
             with suppress(Exception):
                 handle.stop(str(error) or type(error).__name__)
-            if not isinstance(error, GeneratorExit):
-                yield
-            with suppress(Exception):
-                handle.wait(STOP_S)
+            try:
+                if not isinstance(error, GeneratorExit):
+                    yield  # the others are told, too
+            finally:
+                with suppress(Exception):
+                    handle.wait(STOP_S)
             raise
         if outcome.state == "stopped" and not stopping:
             raise Interrupted(f"stopped from outside: {outcome.stop_reason}")

@@ -95,6 +95,7 @@ class World:
         self.starts: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
         self.released: list[str] = []
+        self.awaited: set[str] = set()  # after a stop
         self.lose: set[str] = set()
         self.silent = 0  # number of requests that a live supervisor does not answer
         self.room: list[Problem] = []
@@ -177,6 +178,8 @@ class FakeHandle:
 
     def wait(self, timeout: float) -> Outcome | None:
         self.world.tick()
+        if self.world.live[self.run_id].stop_requested:
+            self.world.awaited.add(self.run_id)
         if self.run_id in self.world.lose:  # its node is gone
             self.world.lose.discard(self.run_id)
             log = self.world.live.pop(self.run_id).file

@@ -107,6 +107,37 @@ def test_an_announcement_calls_live_peers_only(
     asyncio.run(body())
 
 
+def test_the_service_ends_with_an_error_of_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that sends no heartbeats any more has to notice: to others it is dead."""
+
+    async def body() -> None:
+        network = Network()
+        monkeypatch.setattr(heartbeat, "P2P", network)
+        view = MembershipView(Heartbeat(OWN, 0.0), silence=FAR)
+
+        def listen() -> None:
+            if view.lost():
+                raise ZeroDivisionError
+
+        service = HeartbeatService(
+            network,  # type: ignore[arg-type]
+            "run",
+            view,
+            heartbeat=FAR,
+            expiration=FAR,
+            on_change=listen,
+        )
+        running = asyncio.create_task(service.run(asyncio.Event()))
+        await settle()
+        await network.handler(letter(Heartbeat(PEER, 0.0, 1, takes_part=True)), None)
+        network.answers = False
+        service.announce()
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(running, 10)
+
+    asyncio.run(body())
+
+
 class Daemon(Network):
     """Network daemon of one of several peers, which reach each other."""
 

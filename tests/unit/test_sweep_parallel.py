@@ -111,6 +111,7 @@ def test_ctrl_c_stops_all_running_replicates_and_the_next_sweep_runs_the_rest(
     with pytest.raises(Interrupted):
         sweep(study, run_dir, world, 3)
     assert not world.live
+    assert len(world.awaited) == 3, "the command ends when all have stopped"
     ends = [finished_event(folder) for folder in run_dir.glob("trials/*/*")]
     assert ends.count(None) == 3
     world.tick = lambda: None
