@@ -72,16 +72,18 @@ def trace(
 def export(folder: str | Path, to: str, out: str | Path | None = None) -> tuple[Path, int]:
     """Write the replicates of a run for TensorBoard, Weights & Biases (offline) or MLflow.
 
+    Replicates that measured nothing are left out, and, with a warning, damaged ones.
+
     Args:
-        folder: The run folder, or its URL.
+        folder: The run folder or its URL, or the folder of one replicate.
         to: ``tensorboard``, ``wandb`` or ``mlflow``.
-        out: A new folder for the files; by default one of this name in the run folder.
+        out: A new folder for the files; by default one of this name in ``folder``.
 
     Returns:
         The folder, and the number of replicates.
 
     Raises:
-        ConfigError: ``folder`` is no run folder, the tool is unknown or not installed, or ``out``
+        ConfigError: ``folder`` is neither, the tool is unknown or not installed, or ``out``
             exists.
     """
     from rayhive.report import loggers

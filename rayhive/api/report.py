@@ -46,10 +46,10 @@ def _file(folder: Path, out: str | Path | None) -> Path:
     """Return the file of a report; refuse one that cannot be written."""
     from rayhive.report.page import write
 
-    if out is None:
-        return folder / write.REPORT
-    check_writable(Path(out), "--out")
-    return Path(out)
+    path = folder / write.REPORT if out is None else Path(out)
+    if out is not None or folder.is_dir():  # a folder that does not exist is refused as no run
+        check_writable(path, "--out")
+    return path
 
 
 def watch_report(
@@ -76,7 +76,7 @@ def watch_report(
         The path of the file after each time that it was written.
 
     Raises:
-        ConfigError: ``folder`` is no run folder.
+        ConfigError: ``folder`` is no run folder, or the file cannot be written.
         DamagedError: Its study cannot be read.
     """
     from rayhive.report.page import write

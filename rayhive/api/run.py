@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from rayhive.api.story import Story, replicate_story
 from rayhive.errors import ConfigError
-from rayhive.metrics.rows import place_of
 from rayhive.remote import local_folder
 from rayhive.report.differences import FIRST, all_differences, versus_problems
 from rayhive.report.notice_grid import SCENARIO, GridPoint, notice_grid
 from rayhive.report.render import results_text
-from rayhive.report.results import Results, event_frame, load_results
+from rayhive.report.results import Results, event_frame, load_results, replicate_place
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -105,12 +104,14 @@ class Run:
 
         Args:
             always: Whether replicates without planned faults and without problems are included.
+
+        Raises:
+            DamagedError: A replicate was damaged since the results were computed.
         """
-        single = not (self.folder / "trials").is_dir()
-        stories = []
-        for row in self.results.rows:
-            place = self.folder if single else self.folder / place_of(row)
-            stories.append(replicate_story(place, row, always))
+        stories = (
+            replicate_story(replicate_place(self.folder, row), row, always)
+            for row in self.results.rows
+        )
         return [story for story in stories if story is not None]
 
     def notice_grid(self) -> list[GridPoint]:

@@ -153,6 +153,8 @@ def replay(
 ) -> Run:
     """Run a recorded replicate again, with the recorded spec and fault plan.
 
+    The code and the data of the workload are those of now, in the working directory of now.
+
     Args:
         folder: The run folder, or its URL.
         trial: Number of the trial.
@@ -166,15 +168,17 @@ def replay(
         The results of the new replicate.
 
     Raises:
-        ConfigError: The replicate does not exist, or ``out`` holds one.
+        ConfigError: The replicate does not exist, ``out`` holds one, or its workload cannot be
+            loaded.
         RayhiveError: The replicate could not be run.
         Interrupted: Ctrl-C or SIGTERM; its ``folder`` is that of the new replicate.
     """
     place = Path(out) if out is not None else new_folder("replay")
-    spec = recorded_spec(local_folder(folder), trial, replicate, scenario, out=place)
+    recorded = local_folder(folder)
+    spec = recorded_spec(recorded, trial, replicate, scenario, out=place)
     try:
         with Interruption() as interruption:
-            run_again(spec, _shown(progress), interruption, address)
+            run_again(spec, recorded, _shown(progress), interruption, address)
     except Interrupted as stop:
         stop.folder, stop.kept = place, "the unfinished replicate is"
         raise

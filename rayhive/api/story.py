@@ -5,21 +5,24 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rayhive.columns import Row
 from rayhive.events import BarrierReleased, Event, InvariantChecked, load_event
-from rayhive.metrics.logs import last_timeline
+from rayhive.metrics.logs import timeline_of_row
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.table import bound_text
-from rayhive.report.timeline_text import event_text, timeline_lines
+from rayhive.report.timeline_text import event_text, lines_of
+from rayhive.spec.pruning import PRUNED, SKIPPED
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.progress import lines_stream
 from rayhive.sweep.tally import figure
 from rayhive.timeline import FINISHED
 
+#: States in which nothing went wrong.
+_RIGHT = FINISHED | {PRUNED, SKIPPED}
 #: Columns in the summary of a replicate, where they have a value.
 FIGURES = ("final_loss", "time_to_target_s", "samples_per_s", "round_p50_s")
 #: Columns in the summary of a faulted replicate.
@@ -46,12 +49,14 @@ class Story:
         folder: Folder of the replicate.
         lines: The timeline and the key figures as text.
         wrong: Whether the replicate failed, a fault did not take effect, or an invariant is
-            violated.
+            violated. A replicate that the pruner stopped or left out did not fail.
+        row: Row of the replicate.
     """
 
     folder: Path
     lines: tuple[str, ...]
     wrong: bool
+    row: Row = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -59,13 +64,17 @@ class Story:
     def write_picture(self) -> Path:
         """Write the timeline as an HTML file into the folder, and return its path.
 
+        The file is ``timeline.html``, or ``timeline.attempt-N.html`` for an earlier attempt.
+
         Raises:
             RayhiveError: The replicate cannot be drawn.
         """
         from rayhive.report.page import write
 
-        picture = self.folder / "timeline.html"
-        write.write_timeline_picture(self.folder, picture)
+        timeline = timeline_of_row(self.folder, self.row)
+        log = "events.jsonl" if timeline.log is None else timeline.log.name
+        picture = self.folder / f"timeline{log.removeprefix('events').removesuffix('.jsonl')}.html"
+        picture.write_text(write.timeline_html(timeline), encoding="utf-8")
         return picture
 
 
@@ -76,18 +85,22 @@ def replicate_story(folder: Path, row: Row, always: bool = False) -> Story | Non
         folder: Its folder.
         row: Its row.
         always: Whether a replicate without planned faults and without problems has a story.
+
+    Raises:
+        DamagedError: Its events cannot be read any more.
     """
-    verdicts = last_timeline(folder).of(InvariantChecked)
-    wrong = row["state"] not in FINISHED or not all(event.ok for event in verdicts)
+    timeline = timeline_of_row(folder, row)
+    verdicts = timeline.of(InvariantChecked)
+    wrong = row["state"] not in _RIGHT or not all(event.ok for event in verdicts)
     if row["scenario"] == NO_FAULTS and not wrong and not always:
         return None
-    lines = timeline_lines(folder)
+    lines = lines_of(timeline)
     names = FIGURES if row["scenario"] == NO_FAULTS else FAULTED_FIGURES
     found = ((name, _figure(row, name)) for name in names)
     figures = [f"{name} {text}" for name, text in found if text is not None]
     if figures:
         lines += ["", ", ".join(figures)]
-    return Story(folder, tuple(lines), wrong)
+    return Story(folder, tuple(lines), wrong, row)
 
 
 def _figure(row: Row, name: str) -> str | None:

@@ -8,6 +8,7 @@ disk, so a study can be exported at any time.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayhive.columns import Row, metric_columns, replicate_columns
-from rayhive.errors import ConfigError, Problem, unknown
+from rayhive.errors import ConfigError, DamagedError, Problem, unknown
 from rayhive.metrics.groups.convergence import EvaluationPoint, evaluations
 from rayhive.metrics.logs import timeline_of_row
 from rayhive.metrics.rows import place_of
-from rayhive.report.results import Results
+from rayhive.report.results import Results, replicate_place
+from rayhive.report.table_notes import damage_note
+from rayhive.timeline import UNCOUNTED, UNKNOWN
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -51,25 +54,34 @@ class LoggedRun:
 
 
 def runs(folder: Path, results: Results) -> Iterator[LoggedRun]:
-    """Yield the replicates of a run folder that measured something.
+    """Yield the replicates of a run that measured something.
+
+    Left out are those that are lost, skipped, stopped or unfinished, and, with a warning, those
+    that were damaged since the results were computed.
 
     Args:
-        folder: The run folder.
+        folder: The run folder, or the folder of one replicate.
         results: Its results.
     """
     columns = replicate_columns(metric_columns(results.rows))
     columns = tuple(column for column in columns if column.group not in _DESCRIPTION)
     several = len({row["code"] for row in results.rows}) > 1
     for row in results.rows:
-        place = place_of(row)
+        if row["state"] in UNCOUNTED | UNKNOWN:
+            continue
+        try:
+            points = evaluations(timeline_of_row(replicate_place(folder, row), row))
+        except DamagedError as error:
+            warnings.warn(damage_note(str(error)), stacklevel=2)
+            continue
         code = [str(row["code"])] if several else []
         numbers = {column.name: _number(row.get(column.name)) for column in columns}
         yield LoggedRun(
             study=results.name,
-            name="-".join([*place.parts[1:], *code]),
+            name="-".join([*place_of(row).parts[1:], *code]),
             group=str(row["configuration"]),
             parameters=_parameters(row),
-            points=evaluations(timeline_of_row(folder / place, row)),
+            points=points,
             final={key: value for key, value in numbers.items() if value is not None},
         )
 
@@ -125,10 +137,10 @@ TOOLS: dict[str, tuple[tuple[str, ...], Callable[[LoggedRun, Path], Logger]]] = 
 
 
 def export(folder: Path, results: Results, tool: str, out: Path) -> int:
-    """Write the replicates of a run for a tool; return their number.
+    """Write the replicates of a run for a tool; return their number. Warn of damaged ones.
 
     Args:
-        folder: The run folder.
+        folder: The run folder, or the folder of one replicate.
         results: Its results.
         tool: ``tensorboard``, ``wandb`` (offline) or ``mlflow``.
         out: A new folder for its files.
@@ -143,6 +155,8 @@ def export(folder: Path, results: Results, tool: str, out: Path) -> int:
         raise ConfigError(Problem("--to", tool, f"an installed tool: pip install {packages[0]}"))
     if out.exists():
         raise ConfigError(Problem("--out", str(out), "a folder that does not exist yet"))
+    for text in results.damaged:
+        warnings.warn(damage_note(text), stacklevel=2)
     count = 0
     for run in runs(folder, results):
         try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayhive.columns import Row
 from rayhive.errors import RayhiveError
+from rayhive.metrics.aggregate import ran, row_key, rows_by
+from rayhive.report.labels import condition_text, distinct
 from rayhive.report.numbers import estimate_text
 from rayhive.report.results import load_results
 
@@ -21,9 +24,11 @@ class GridPoint:
     """Goodput of one configuration with one length of notice.
 
     Attributes:
-        configuration: Name of the configuration.
+        configuration: Name of the configuration. It has the conditions that differ within the
+            grid, and a number where the names of two configurations are equal.
         notice_s: Length of the notice [s].
         n: Number of replicates that finished.
+        ran: Number of replicates that ran, failed and pruned ones included.
         goodput: Committed / computed samples, the mean over the replicates.
         low: Lower end of its 95 % interval; None without one.
         high: Upper end.
@@ -34,11 +39,24 @@ class GridPoint:
     configuration: str
     notice_s: float
     n: int
+    ran: int
     goodput: float
     low: float | None
     high: float | None
     retention: float | None
     samples_lost: int | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every replicate finished: the numbers are those of the finished ones."""
+        return self.n == self.ran
+
+    @property
+    def goodput_text(self) -> str:
+        """Goodput with its interval, and how many of the replicates finished if not all did."""
+        half = None if self.low is None or self.high is None else (self.high - self.low) / 2
+        text = estimate_text(self.goodput, half)
+        return text if self.complete else f"{text} ({self.n}/{self.ran})"
 
 
 def notice_grid(folder: str | Path) -> list[GridPoint]:
@@ -54,20 +72,34 @@ def notice_grid(folder: str | Path) -> list[GridPoint]:
     return points
 
 
-def notice_points(rows: Iterable[Mapping[str, Any]]) -> list[GridPoint]:
-    """Return the grid of rows of the results table, sorted; empty without such scenarios."""
-    points = [point for row in rows if (point := _point(row)) is not None]
+def notice_points(rows: Iterable[Row]) -> list[GridPoint]:
+    """Return the grid of rows of the results table, sorted; empty without such scenarios.
+
+    Rows that differ in the scenario alone have one name.
+    """
+    known = [row for row in rows if _notice_s(row) is not None and row["goodput"] is not None]
+    groups = rows_by(known, [name for name in row_key() if name != "scenario"])
+    names = distinct([_name(group[0], known) for group in groups])
+    points = [_point(row, name) for name, rows in zip(names, groups, strict=True) for row in rows]
     return sorted(points, key=lambda point: (point.configuration, point.notice_s))
 
 
-def _point(row: Mapping[str, Any]) -> GridPoint | None:
-    match = SCENARIO.fullmatch(row["scenario"])
-    if match is None or row["goodput"] is None:
-        return None
+def _notice_s(row: Row) -> float | None:
+    match = SCENARIO.fullmatch(str(row["scenario"]))
+    return None if match is None else float(match[1])
+
+
+def _name(row: Row, rows: Iterable[Row]) -> str:
+    where = condition_text(row, rows, without=("scenario",))
+    return ", ".join(filter(None, (str(row["configuration"]), where)))
+
+
+def _point(row: dict[str, Any], name: str) -> GridPoint:
     return GridPoint(
-        configuration=row["configuration"],
-        notice_s=float(match.group(1)),
+        configuration=name,
+        notice_s=_notice_s(row) or 0.0,
         n=row["n"] or 0,
+        ran=ran(row),
         goodput=row["goodput"],
         low=row["goodput_low"],
         high=row["goodput_high"],
@@ -83,10 +115,9 @@ def notice_lines(points: Iterable[GridPoint]) -> list[str]:
         "|:--|--:|--:|--:|--:|--:|",
     ]
     for point in points:
-        half = None if point.low is None or point.high is None else (point.high - point.low) / 2
         lines.append(
             f"| {point.configuration} | {point.notice_s:g} | {point.n} "
-            f"| {estimate_text(point.goodput, half)} "
+            f"| {point.goodput_text} "
             f"| {'-' if point.retention is None else estimate_text(point.retention, None)} "
             f"| {'-' if point.samples_lost is None else point.samples_lost} |"
         )

@@ -30,7 +30,7 @@ from rayhive.errors import ConfigError, DamagedError, Problem, nearest
 from rayhive.files import replaced
 from rayhive.metrics.aggregate import fold, rank_rows
 from rayhive.metrics.logs import read_timelines
-from rayhive.metrics.rows import Attempt, read_attempts, rows_with_twins
+from rayhive.metrics.rows import Attempt, place_of, read_attempts, rows_with_twins
 from rayhive.timeline import FINISHED
 
 if TYPE_CHECKING:
@@ -156,6 +156,16 @@ def _replicate_folders(folder: Path) -> list[Path]:
     outer = sorted(trials.iterdir()) if trials.is_dir() else []  # glob skips what it may not list
     inner = (path for trial in outer if trial.is_dir() for path in trial.iterdir())
     return sorted(path for path in inner if path.is_dir())
+
+
+def replicate_place(folder: Path, row: Row) -> Path:
+    """Return the folder of a replicate.
+
+    Args:
+        folder: The run folder, or the folder of the replicate.
+        row: Its row.
+    """
+    return folder / place_of(row) if (folder / "trials").is_dir() else folder
 
 
 class _Study(BaseModel):

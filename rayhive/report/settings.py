@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 from rayhive.columns import Row
 from rayhive.metrics.logs import timeline_of_row
-from rayhive.metrics.rows import place_of
-from rayhive.report.results import load_results
+from rayhive.report.results import load_results, replicate_place
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.spec.study import BASELINE_SETTINGS
 from rayhive.spec.yaml_data import dotted
@@ -64,9 +63,8 @@ def read_replicates(folder: str | Path) -> RunReplicates:
     found = []
     for row in results.rows:
         if row["state"] not in UNCOUNTED:
-            place = folder / place_of(row)
-            place = place if place.is_dir() else folder
-            found.append(Replicate(row, timeline_of_row(place, row).spec))
+            timeline = timeline_of_row(replicate_place(folder, row), row)
+            found.append(Replicate(row, timeline.spec))
     return RunReplicates(tuple(found), results.objectives, results.damaged)
 
 

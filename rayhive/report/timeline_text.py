@@ -43,7 +43,11 @@ def timeline_lines(folder: str | Path) -> list[str]:
     Raises:
         RayhiveError: The events or the spec cannot be read.
     """
-    timeline = last_timeline(folder)
+    return lines_of(last_timeline(folder))
+
+
+def lines_of(timeline: Timeline) -> list[str]:
+    """Return a timeline for a terminal."""
     lines = [_title(timeline), ""]
     if timeline.span is None:
         return [*lines, "It never trained."]

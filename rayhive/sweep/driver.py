@@ -22,6 +22,7 @@ import hashlib
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -34,7 +35,7 @@ from rayhive.metrics.rows import Codes, last_attempt, replicate_row, rows_with_t
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.early_failures import EarlyFailures
-from rayhive.sweep.objectives import Charges, NoValue, charged, failure, objective_values
+from rayhive.sweep.objectives import Charges, NoValue, count_lacking, failure, objective_values
 from rayhive.sweep.provenance import Fingerprint, code_revision
 from rayhive.sweep.pruning import Pruning
 from rayhive.sweep.replicate_runner import POLL_S, ReplicateRunner, Swarms, Watcher
@@ -152,6 +153,8 @@ class Driver:
         self.progress.began(trials, each)
         self._metrics = SweepMetrics(config.name, (trials + len(config.baselines)) * each)
         self._early.mend(self._failed_before())
+        places = (record.place for record in self.book.records)
+        self._early.resume(chain.from_iterable(map(self.folder.replicates, places)))
         start, exhausted = 0, False
         while not exhausted and start < max(config.budget.trials, len(self.book.records)):
             batch, exhausted = self._batch(start)
@@ -210,7 +213,7 @@ class Driver:
                     self._count_losses(replicate.row)
                 if record.baseline is not None:
                     continue  # its failure is a result, and says nothing about the study
-                if replicate.row["state"] not in UNKNOWN:
+                if replicate.row["state"] not in UNKNOWN and not record.reported:
                     self._early.take(record.number, replicate.row, replicate.folder)
                 if len(done) == self.study.replicates_per_trial:
                     whole.append(record)
@@ -239,11 +242,11 @@ class Driver:
         if record.reported and not self.book.lost(record):
             self._charges.learn(rows)
         else:
-            reason = failure(rows)
+            reason = failure(self.study.config, rows)
             try:
                 values = objective_values(self.study.config, rows, self._charges)
-                count = charged(self.study.config, rows)
-                self.book.tell(record, values, reason, charged=count)
+                count = count_lacking(self.study.config, rows)
+                self.book.tell(record, values, reason, lacking=count)
             except NoValue as error:
                 lost = any(row["state"] == LOST for row in rows)
                 if not record.reported:
@@ -264,8 +267,10 @@ class Driver:
         return rows_with_twins(last_attempt(folder, codes) for folder in folders)
 
     def _codes(self, record: TrialRecord) -> Codes:
-        """Return the code of a trial's replicates; any for one that was reported before."""
-        return () if record.reported else (None if self.code is None else self.code.digest,)
+        """Return the code of a trial's replicates: any for one that was reported, and not lost."""
+        if record.reported and not self.book.lost(record):
+            return ()
+        return (None if self.code is None else self.code.digest,)
 
     def _replicate(
         self, record: TrialRecord, scenario: ResolvedScenario, number: int
@@ -274,14 +279,14 @@ class Driver:
         spec = self._pruning.prepared(whole, may_skip=not self._early.undecided)
         if self.code is not None:
             self.code.check_unchanged(self.study.config.workload)
-        ran = yield from self._runner.course(spec, self.again)
-        if not record.reported and self._runner.of_other_code(spec):
+        ran, codes = (yield from self._runner.course(spec, self.again)), self._codes(record)
+        if codes and self._runner.of_other_code(spec):
             spec = self._pruning.prepared(whole, may_skip=not self._early.undecided)
             ran = yield from self._runner.course(spec)
         row: Row | None = None
         while row is None:
             try:
-                row = self.measure(Path(spec.folder), self._codes(record))
+                row = self.measure(Path(spec.folder), codes)
             except DamagedError as error:
                 self._runner.set_aside(spec, error)
                 ran = (yield from self._runner.course(spec)) or ran

@@ -15,6 +15,7 @@ from typing import Any
 from rayhive.errors import DamagedError, RayhiveError
 from rayhive.files import write_atomically
 from rayhive.sweep.attempts import archive, finished_event
+from rayhive.timeline import UNKNOWN
 
 #: Replicates, of at least two trials, that have to fail with the same error.
 ALIKE = 3
@@ -92,6 +93,23 @@ class EarlyFailures:
                 if finished is not None and finished.state == "failed":
                     archive(folder, "mended")
         (self._run / FAILED_ALIKE).unlink(missing_ok=True)
+
+    def resume(self, folders: Iterable[Path]) -> None:
+        """Rule common failures out if a replicate of an earlier sweep did not fail.
+
+        A study that has grown has another order of replicates, which may begin with failed ones.
+
+        Args:
+            folders: Folders of the replicates of all trials.
+        """
+        self._over = any(map(_did_not_fail, folders))
+
+
+def _did_not_fail(folder: Path) -> bool:
+    with suppress(DamagedError):
+        end = finished_event(folder)
+        return end is not None and end.state != "failed" and end.state not in UNKNOWN
+    return False
 
 
 def _general(reason: str) -> str:

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from rayhive.columns import Row, find_column, is_metric
 from rayhive.errors import RayhiveError
+from rayhive.metrics.aggregate import without_logarithm
 from rayhive.metrics.folds import RestrictedMean
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import Budget, SweepConfig
@@ -19,8 +20,7 @@ from rayhive.timeline import FINISHED, UNKNOWN
 GOOD = ("completed", "timed_out")
 #: States that the configuration causes: such a replicate is charged in every objective.
 CHARGED = ("diverged", "failed")
-#: States of a replicate that ran until it was stopped as hopeless: a target counts as missed, and
-#: other columns as measured.
+#: States of a replicate that ran until it was stopped as hopeless: what it measured counts.
 CUT = (PRUNED,)
 #: Charge for a missed target, in budgets: the penalised average of Hutter, Hoos, Leyton-Brown and
 #: Stützle, JAIR 36 (2009). They use a factor of 10, solver competitions usually 2. A finite charge
@@ -37,7 +37,7 @@ class NoValue(RayhiveError):
 
 @dataclass
 class Charges:
-    """Charges for a replicate that diverged or failed, one for each objective.
+    """Charges for a replicate without a value, because it diverged or failed or measured none.
 
     The charge is finite, as Optuna stores no infinite value, and worse than every value measured so
     far:
@@ -91,14 +91,12 @@ def objective_values(
 
     * A replicate that diverged or failed is charged (:class:`Charges`) in every objective,
       whatever it had measured.
-    * A replicate that missed the target is charged :data:`MISS_FACTOR` times the budget in
-      ``time_to_target_s`` and ``samples_to_target``.
-    * A pruned replicate is charged the same in these, and counts with what it had measured in the
-      others. It is not feasible for the sampler.
+    * Any other replicate that was measured is charged in the objectives that it has no value of. It
+      missed the target, or had no round to time. A pruned one has no time to the target either.
     * A replicate in any other state, such as an invalid or skipped one, is left out.
 
-    A scenario that lacks a column, as the scenario without faults lacks retention, is left out of
-    that objective.
+    A comparison with a twin lacks a value if the twin does. It is left out, and so is the scenario
+    without faults, which is compared with none.
 
     Args:
         config: The study.
@@ -106,7 +104,8 @@ def objective_values(
         charges: Charges from the rows of the study so far; by default from none.
 
     Raises:
-        NoValue: No replicate under a scenario was measured or charged, or none has the column.
+        NoValue: No replicate under a scenario was measured or charged, or none was compared with
+            its twin.
     """
     charges = charges or Charges(config)
     charges.learn(rows)
@@ -119,12 +118,10 @@ def objective_values(
             raise NoValue(f"no replicate was measured{under}: {_states(group)}")
     values = []
     for name, direction in config.objectives.items():
-        column = find_column(name)
-        of_twins = column is not None and column.stage == "twin"  # the twin itself lacks it
         means = (
-            _scenario_value(config, group, name, charges)
+            _scenario_value(group, name, charges)
             for scenario, group in scenarios.items()
-            if not of_twins or scenario != NO_FAULTS or len(scenarios) == 1
+            if not _of_twins(name) or scenario != NO_FAULTS or len(scenarios) == 1
         )
         found = [mean for mean in means if mean is not None]
         if not found and any(row["state"] in CHARGED for row in rows):
@@ -136,67 +133,73 @@ def objective_values(
     return values
 
 
-def charged(config: SweepConfig, rows: Iterable[Row]) -> int:
-    """Return the number of replicates that lack an objective: they failed, or missed the target.
+def count_lacking(config: SweepConfig, rows: Iterable[Row]) -> int:
+    """Return the number of replicates that keep their trial off the front.
 
-    The values of such a trial are charges in part. It is not feasible for the sampler, and not on
-    Optuna's front, as its row is not on the Pareto front of the results table.
+    With any, the trial is not feasible for the sampler, and not on Optuna's front.
     """
-    return sum(
-        row["state"] in (*CHARGED, *CUT)
-        or (row["state"] in GOOD and any(_missed(row, name) for name in config.objectives))
-        for row in rows
-    )
+    return sum(lacking(config, row) is not None for row in rows)
 
 
 def lacking(config: SweepConfig, row: Row) -> str | None:
     """Return why the row of a replicate keeps its configuration off the Pareto front.
 
-    It failed, was invalid or pruned, or missed the target of an objective. None if it did not, or
-    says nothing about its configuration.
+    It failed, was invalid or pruned, or has no value of an objective, or a 0 on a log scale. A
+    comparison with the twin counts if the row has it. None if nothing keeps the configuration off,
+    or the replicate says nothing about it.
     """
     state = str(row["state"])
     if state in UNKNOWN:
         return None
     if state not in FINISHED:
         return {"diverged": "diverged", "failed": "failed"}.get(state, f"was {state}")
-    missed = any(_missed(row, name) for name in config.objectives)
-    return "missed the target" if missed else None
+    for name in config.objectives:
+        if _number(row, name) is None and not _of_twins(name):
+            return "missed the target" if _needs_target(name) else f"has no {name}"
+    zeros = without_logarithm(row, config.objectives)
+    return f"has 0 in {zeros[0]}" if zeros else None
 
 
-def _missed(row: Row, name: str) -> bool:
+def _needs_target(name: str) -> bool:
     column = find_column(name)
-    needs_target = column is not None and isinstance(column.fold, RestrictedMean)
-    return needs_target and _number(row, name) is None
+    return column is not None and isinstance(column.fold, RestrictedMean)
 
 
-def failure(rows: Sequence[Row]) -> str | None:
-    """Return the states of the replicates as text if none of them was measured, else None."""
-    if any(row["state"] in (*GOOD, *CUT) for row in rows):
-        return None
-    return f"no replicate completed: {_states(rows)}"
+def _of_twins(name: str) -> bool:
+    """Return whether a column compares a replicate with its twin, which itself lacks it."""
+    column = find_column(name)
+    return column is not None and column.stage == "twin"
+
+
+def failure(config: SweepConfig, rows: Sequence[Row]) -> str | None:
+    """Return why a trial failed: no replicate was measured, or none has a value of an objective.
+
+    None if it did not fail; a missed target is no failure.
+    """
+    measured = [row for row in rows if row["state"] in (*GOOD, *CUT)]
+    if not measured:
+        return f"no replicate completed: {_states(rows)}"
+    for name in config.objectives:
+        known = any(_number(row, name) is not None for row in measured)
+        if not (known or _needs_target(name) or _of_twins(name)):
+            return f"no replicate has a value of {name}"
+    return None
 
 
 def _states(rows: Sequence[Row]) -> str:
     return ", ".join(sorted({str(row["state"]) for row in rows})) or "there are none"
 
 
-def _scenario_value(
-    config: SweepConfig, rows: Sequence[Row], name: str, charges: Charges
-) -> float | None:
-    """Return the mean over the replicates under one scenario, None if none has the column."""
-    missed = missed_charge(name, config.budget)
-    values: list[float | None] = []
+def _scenario_value(rows: Sequence[Row], name: str, charges: Charges) -> float | None:
+    """Return the mean over the replicates under one scenario, None if none counts."""
+    values: list[float] = []
     for row in rows:
-        if row["state"] in CHARGED:
+        value = _number(row, name) if row["state"] in (*GOOD, *CUT) else None
+        if value is not None:
+            values.append(value)
+        elif row["state"] in CHARGED or (row["state"] in (*GOOD, *CUT) and not _of_twins(name)):
             values.append(charges.of(name))
-        elif row["state"] in CUT and missed is not None:
-            values.append(missed)
-        elif row["state"] in (*GOOD, *CUT):
-            found = _number(row, name)
-            values.append(missed if found is None else found)
-    measured = [value for value in values if value is not None]
-    return fmean(measured) if measured else None
+    return fmean(values) if values else None
 
 
 def missed_charge(objective: str, budget: Budget) -> float | None:

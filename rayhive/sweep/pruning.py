@@ -36,8 +36,8 @@ _TableRow: TypeAlias = tuple[str, str, str | None]
 class Pruning:
     """Prunes the replicates of one study.
 
-    * A row (a configuration under a scenario) with a replicate that failed, was pruned or missed an
-      objective's target cannot be on the Pareto front. Its further replicates are skipped.
+    * A row (a configuration under a scenario) with a replicate that keeps it off the Pareto front
+      (:func:`rayhive.sweep.objectives.lacking`) has its further replicates skipped.
     * With ``median`` and ``percentile``, a replicate begins with the bounds of
       :func:`rayhive.metrics.pruning.early_stop`.
 

@@ -1,7 +1,8 @@
-"""Replay of a recorded replicate with the same spec and the same fault plan."""
+"""Replay of a recorded replicate: the same spec and fault plan, run by the present code."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rayhive.errors import ConfigError, Problem, nearest
@@ -10,6 +11,7 @@ from rayhive.metrics.rows import NO_FAULTS
 from rayhive.registry import BASELINES
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.attempts import SPEC, read_spec
+from rayhive.sweep.provenance import code_revision, fingerprint_of
 from rayhive.sweep.replicate_runner import ReplicateRunner, Watcher
 from rayhive.sweep.resolve import Demands, most_joining
 from rayhive.sweep.run_folder import RunFolder
@@ -100,24 +102,50 @@ def _choice(names: list[str]) -> str | None:
 
 
 def run_again(
-    spec: ReplicateSpec, watcher: Watcher, interruption: Interruption, address: str | None
+    spec: ReplicateSpec,
+    recorded: str | Path,
+    watcher: Watcher,
+    interruption: Interruption,
+    address: str | None,
 ) -> None:
-    """Run one replicate.
+    """Run one replicate with the code and data of now, which its spec and its row then name.
+
+    Its peers work in the present working directory, as those of a sweep do: there lie the module
+    and the data of which the fingerprint is recorded. The recorded directory may hold another
+    version of them, or may be gone.
 
     Args:
         spec: The replicate; its folder must not hold one yet.
+        recorded: The run folder that the spec is from.
         watcher: Display of the progress.
         interruption: Ends the replicate.
         address: Address of a Ray cluster; None for ``RAY_ADDRESS``, or else for this machine.
 
     Raises:
-        ConfigError: The folder holds a replicate, or the cluster does not meet its demands.
+        ConfigError: The folder holds a replicate, the workload cannot be loaded, or the cluster
+            does not meet the demands.
         Interrupted: The replicate was interrupted, and nothing of it runs any more.
     """
     if any(Path(spec.folder).glob("events*.jsonl")):
         raise ConfigError(Problem("--out", spec.folder, "a folder without a replicate"))
+    spec = _of_now(spec, RunFolder(recorded))
     faults = () if spec.plan is None else spec.plan.faults
     needs = needs_of((fault.kind, fault.args) for fault in faults)
     demands = Demands(swarm=spec.swarm, needs=needs, joining=most_joining([spec.plan]))
     with target_at(address).cluster(demands, connected=interruption.install) as cluster:
         ReplicateRunner(cluster, watcher, interruption).run(spec)
+
+
+def _of_now(spec: ReplicateSpec, recorded: RunFolder) -> ReplicateSpec:
+    """Return a spec with the revision, the user's code and the directory of this process."""
+    from rayhive.workloads.loading import workload_of
+
+    workload = workload_of(spec.workload)
+    code = fingerprint_of(spec.workload, workload.data_files(), workload.data)
+    return spec.model_copy(
+        update={
+            "code": recorded.continued(code, accept=False).digest,
+            "git_revision": code_revision(),
+            "directory": os.getcwd(),
+        }
+    )

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: User attribute of the study: identity of its run folder.
 RUN_ATTRIBUTE = "run"
+#: Longest wait for the creator of a study to set that attribute [s].
+CLAIM_S = 5.0
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 REDIS = ("redis://", "rediss://", "unix://")
 ALLOWED = (
@@ -90,6 +93,9 @@ def expanded(url: str) -> str:
 def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
     """Open the study in its storage, or create it there.
 
+    A study belongs to the run folder that created it, which the storage allows one folder only. An
+    empty study that still belongs to none after :data:`CLAIM_S` is taken over: its creator died.
+
     Args:
         config: The study; its name is the name in the storage.
         folder: The run folder.
@@ -102,14 +108,10 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = config.storage
     try:
-        study = optuna.create_study(
-            storage=make_storage(expanded(url) if url else _sqlite(folder / "study.db")),
-            study_name=config.name,
-            directions=list(config.objectives.values()),
-            pruner=optuna.pruners.NopPruner(),
-            load_if_exists=True,
-        )
-        owner = study.user_attrs.get(RUN_ATTRIBUTE)
+        storage = make_storage(expanded(url) if url else _sqlite(folder / "study.db"))
+        study, created = _created_or_loaded(config, storage)
+        # No other folder uses the database in this one.
+        owner = None if created else _owner(study, 0.0 if url is None else CLAIM_S)
         trials = len(study.get_trials(deepcopy=False))
         if owner is None and not trials:
             study.set_user_attr(RUN_ATTRIBUTE, run)
@@ -134,6 +136,29 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
         allowed = f"in the order {', '.join(known)}, as in the study of the storage"
         raise ConfigError(Problem("objectives", ", ".join(names), allowed))
     return study
+
+
+def _created_or_loaded(config: SweepConfig, storage: BaseStorage) -> tuple[optuna.Study, bool]:
+    """Return the study of a storage, and whether it was created now."""
+    name, pruner = config.name, optuna.pruners.NopPruner()
+    directions = list(config.objectives.values())
+    try:
+        study = optuna.create_study(
+            storage=storage, study_name=name, directions=directions, pruner=pruner
+        )
+    except optuna.exceptions.DuplicatedStudyError:
+        return optuna.load_study(study_name=name, storage=storage, pruner=pruner), False
+    return study, True
+
+
+def _owner(study: optuna.Study, wait_s: float) -> str | None:
+    """Return the run folder that a study belongs to; wait for it while the study is empty."""
+    until = time.monotonic() + wait_s
+    while True:
+        owner: str | None = study.user_attrs.get(RUN_ATTRIBUTE)
+        if owner is not None or time.monotonic() >= until or study.get_trials(deepcopy=False):
+            return owner
+        time.sleep(0.05)
 
 
 def _set_names(study: optuna.Study, names: list[str]) -> None:

@@ -13,7 +13,7 @@ from rayhive.columns import find_column
 from rayhive.spec import SweepConfig
 from rayhive.spec.pruning import PRUNED, SKIPPED
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.objectives import charged, missed_charge
+from rayhive.sweep.objectives import lacking, missed_charge
 from rayhive.timeline import LOST
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Tally:
         trials_done: Finished trials.
         best: Objective -> its best value, and the trial that has it.
         front: Values and trial of those that no other trial dominates, in the order in which they
-            finished. A trial is left out of both if a replicate failed or missed the target.
+            finished. A trial is left out of both if a replicate keeps it off the front
+            (:func:`rayhive.sweep.objectives.lacking`).
     """
 
     config: SweepConfig
@@ -89,7 +90,7 @@ class Tally:
     trials_done: int = 0
     best: dict[str, tuple[float, TrialRecord]] = field(default_factory=dict)
     front: list[tuple[tuple[float, ...], TrialRecord]] = field(default_factory=list)
-    _charged: set[int] = field(default_factory=set)
+    _lacking: dict[int, str] = field(default_factory=dict)
     _running: dict[Replicate, float | None] = field(default_factory=dict)
     _at_once: int = 1
 
@@ -105,8 +106,9 @@ class Tally:
 
     def finished(self, spec: ReplicateSpec, row: Mapping[str, Any]) -> float | None:
         """Count a finished replicate and return its duration [s], if it is known."""
-        if spec.trial is not None and charged(self.config, [dict(row)]):
-            self._charged.add(spec.trial)
+        why = lacking(self.config, dict(row))
+        if spec.trial is not None and why is not None:
+            self._lacking.setdefault(spec.trial, why)
         if row.get("state") == SKIPPED:
             self.eta.add(None)
             return None
@@ -120,7 +122,7 @@ class Tally:
     ) -> None:
         """Count a finished trial; if all replicates have its objectives, it may be the best."""
         self.trials_done += 1
-        if values is None or reason is not None or self.is_charged(record):
+        if values is None or reason is not None or self.lacking(record):
             return
         self._join_front(record, tuple(values))
         for (name, direction), value in zip(self.config.objectives.items(), values, strict=True):
@@ -129,9 +131,9 @@ class Tally:
             if known is None or sign * value < sign * known[0]:
                 self.best[name] = (value, record)
 
-    def is_charged(self, record: TrialRecord) -> bool:
-        """Return whether a replicate of a trial failed or missed the target."""
-        return record.number in self._charged
+    def lacking(self, record: TrialRecord) -> str | None:
+        """Return why a replicate keeps a trial off the front; None if none does."""
+        return self._lacking.get(record.number)
 
     def _join_front(self, record: TrialRecord, values: tuple[float, ...]) -> None:
         if not any(self._dominates(other, values) for other, _ in self.front):
@@ -222,8 +224,8 @@ def trial_line(tally: Tally, record: TrialRecord, values: Values, reason: str | 
     if reason is not None:
         return f"{failed}, counts as {', '.join(f'{n} {figure(n, value)}' for n, value in pairs)}"
     shown = ", ".join(f"{name} {objective(tally.config, name, value)}" for name, value in pairs)
-    if tally.is_charged(record) and "counts as" not in shown:
-        shown = f"a replicate failed or missed the target, counts as {shown}"
+    if (why := tally.lacking(record)) and "counts as" not in shown:
+        shown = f"a replicate {why}, counts as {shown}"
     if not any(each.number == record.number for _, each in tally.front):
         return f"{head}: {shown}"
     if len(pairs) == 1:

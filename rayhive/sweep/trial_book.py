@@ -42,7 +42,7 @@ LOST = "lost"
 AMENDS = "amends"
 ORPHAN = "orphan"
 
-#: Constraint of a trial: replicates that failed or missed the target. 0 is feasible.
+#: Constraint of a trial: replicates that keep it off the front. 0 is feasible.
 CONSTRAINT = "replicates_failed_or_missed"
 
 
@@ -142,7 +142,7 @@ class TrialBook:
         values: Values,
         reason: str | None = None,
         lost: bool = False,
-        charged: int = 0,
+        lacking: int = 0,
     ) -> None:
         """Finish a trial, or add values to one that was reported as lost.
 
@@ -155,17 +155,17 @@ class TrialBook:
             reason: Reason of its failure, if it failed. A failed trial may have values, from which
                 the sampler learns.
             lost: Whether it has no values because its replicates were lost.
-            charged: Replicates whose values are charges
-                (:func:`rayhive.sweep.objectives.charged`); with any, the trial is not feasible.
+            lacking: Replicates that keep it off the front
+                (:func:`rayhive.sweep.objectives.lacking`); with any, it is not feasible.
 
         Raises:
             RayhiveError: Another driver has finished the trial.
         """
         if record.reported:
-            self._amend(record, values, reason, charged)
+            self._amend(record, values, reason, lacking)
             return
         failed = reason or (None if values is not None else "no value")
-        self._describe(record.number, failed, lost, None if values is None else float(charged))
+        self._describe(record.number, failed, lost, None if values is None else float(lacking))
         crash_point("trial_described")
         try:
             if values is None:
@@ -181,23 +181,23 @@ class TrialBook:
         at = self._records.index(record)
         self._records[at] = TrialRecord(record.number, record.configuration, reported=True)
 
-    def _describe(self, number: int, failed: str | None, lost: bool, charged: float | None) -> None:
+    def _describe(self, number: int, failed: str | None, lost: bool, lacking: float | None) -> None:
         """Store the attributes of a trial's end, in place of those of a driver that died here."""
         trial = self._trial(number)
         before = self._trials()[number]
         for name, value in ((FAILED, failed), (LOST, lost or None)):
             if before.user_attrs.get(name) != value:
                 trial.set_user_attr(name, value)
-        if charged is None:
+        if lacking is None:
             return
         # Optuna sets a constraint once; its attribute can be set again.
         known = [name for name in before.system_attrs if name.endswith(f":{CONSTRAINT}")]
         if not known:
-            trial.set_constraint(CONSTRAINT, charged)
-        elif before.system_attrs[known[0]] != charged:
-            trial.storage.set_trial_system_attr(before._trial_id, known[0], charged)
+            trial.set_constraint(CONSTRAINT, lacking)
+        elif before.system_attrs[known[0]] != lacking:
+            trial.storage.set_trial_system_attr(before._trial_id, known[0], lacking)
 
-    def _amend(self, record: TrialRecord, values: Values, reason: str | None, charged: int) -> None:
+    def _amend(self, record: TrialRecord, values: Values, reason: str | None, lacking: int) -> None:
         before = self._trials()[record.number]
         failed = {} if reason is None else {FAILED: reason}
         self.study.add_trial(
@@ -207,7 +207,7 @@ class TrialBook:
                 params=before.params,
                 distributions=before.distributions,
                 user_attrs={AMENDS: record.number, **failed},
-                constraints={CONSTRAINT: float(charged)},
+                constraints={CONSTRAINT: float(lacking)},
                 system_attrs={
                     name: value
                     for name, value in before.system_attrs.items()

@@ -90,8 +90,8 @@ def train(folder: str, peer: int, peers: int, options: dict[str, Any]) -> dict[s
         if peer != LATE:
             return None
         sums = accumulated(averager)[0]
-        torch._foreach_mul_(sums, HALF)
-        return partial(torch._foreach_div_, sums, HALF)
+        scale(sums, HALF)
+        return partial(scale, sums, 1 / HALF)
 
     optimizer.before_round = halve
     assert optimizer.tracker.wait_for_peers(peers, 60)
@@ -112,6 +112,11 @@ def train(folder: str, peer: int, peers: int, options: dict[str, Any]) -> dict[s
     optimizer.shutdown()
     dht.shutdown()
     return {"batches": batches, "rounds": rounds, "kept": kept, "trace": trace}
+
+
+def scale(tensors: list[Any], factor: float) -> None:
+    for tensor in tensors:
+        tensor.mul_(factor)
 
 
 def gradient(peer: int, number: int, at: list[Any]) -> list[Any]:

@@ -28,7 +28,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[ReplicateSpec]:
         specs.append(spec)
 
     monkeypatch.setattr("rayhive.api.scenarios.run_again", run_again)
-    monkeypatch.setattr("rayhive.report.page.write.write_timeline_picture", lambda *_: None)
+    monkeypatch.setattr("rayhive.report.page.write.timeline_html", lambda _: "")
     return specs
 
 

@@ -8,11 +8,13 @@ import json
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rayhive.metrics.groups.robustness import Robustness
 from rayhive.metrics.rows import last_attempt, rows_with_twins, timeline_row
+from rayhive.report.page.write import report_html
 from rayhive.report.render import results_text
 from rayhive.report.results import Results, load_results
 from rayhive.spec import Configuration
@@ -169,6 +171,22 @@ def test_an_unknown_objective_leaves_the_worst_retention() -> None:
     assert marked(*rows, objectives={}) == [(None, 0.5, None)] * 2
 
 
+def test_an_objective_relative_to_the_twin_counts_under_the_faulted_scenarios() -> None:
+    def worst(of_a: tuple[float | None, ...]) -> list[tuple]:
+        rows = [
+            row(name, scenario, 9.0, retention=retention)
+            for name, retentions in (("a", of_a), ("b", (0.5, 0.6)))
+            for scenario, retention in zip(
+                ("none", "kill", "slow"), (None, *retentions), strict=True
+            )
+        ]
+        return marked(*rows, objectives={"retention": "maximize"})[::3]
+
+    near = pytest.approx
+    assert worst((0.4, 0.9)) == [(0.4, 0.4, near(0.1)), (0.5, 0.5, near(0.3))]
+    assert worst((None, 0.9)) == [(None, None, None), (0.5, 0.5, 0.0)]  # a twin is missing
+
+
 def test_without_faulted_scenarios_there_is_no_worst_case() -> None:
     assert marked(row("a", "none", 1.0), row("b", "none", 2.0)) == [(None, None, None)] * 2
 
@@ -177,6 +195,28 @@ def test_rows_under_other_conditions_are_not_compared_for_regret() -> None:
     few = [row("a", "none", 9.0), row("a", "kill", 5.0)]
     many = [row("a", s, 50.0, peers=8) for s in ("none", "kill")]
     assert [item[2] for item in marked(*few, *many)] == [0.0] * 4
+
+
+@pytest.mark.parametrize("objective", ["retention", "retention_normalised"])
+def test_a_choice_for_unknown_faults_by_an_objective_relative_to_the_twin(
+    tmp_path: Path, objective: str
+) -> None:
+    stories = []
+    for trial, codec in enumerate(("none", "float16")):
+        for replicate in range(3):
+            given: dict[str, Any] = {"trial": trial, "replicate": replicate}
+            given["configuration"] = Configuration(codec=codec)
+            stories.append(calm(13 / (26 - 10 * trial + replicate), **given))  # s for a round
+            stories += [stormy(**given, scenario=name) for name in ("kill", "more")]
+    run = write_run(tmp_path / "run", stories, {objective: "maximize"})  # type: ignore[arg-type]
+    results = load_results(run)
+    for row in results.folded:
+        if row["scenario"] == "kill":  # both storms are the same
+            assert (row["worst_case"], row["worst_retention"]) == (row[objective], row["retention"])
+            assert row["worst_case_low"] < row["worst_case"] < row["worst_case_high"]  # type: ignore[operator]
+            assert (row["regret"] == 0) == (row["configuration"] == "float16")
+            assert row["regret_low"] is not None
+    assert "If the faults are not known in advance" in report_html(run, results)
 
 
 # -- in tables ---------------------------------------------------------------------------------

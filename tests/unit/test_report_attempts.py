@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rayhive.api import load
 from rayhive.errors import ConfigError
 from rayhive.report.comparison import compare
 from rayhive.report.loggers import runs
@@ -15,9 +16,9 @@ from rayhive.report.results import load_results
 from tests.fixtures.logs import Log, make_spec, write_run
 
 
-def two_codes(folder: Path) -> Path:
+def two_codes(folder: Path, state: str = "completed") -> Path:
     """Write a replicate that ran again with other code of the user, whose row is kept apart."""
-    run = write_run(folder, [Log(make_spec(code="old"), losses=(3.0, 2.0))])
+    run = write_run(folder, [Log(make_spec(code="old"), losses=(3.0, 2.0), state=state)])
     place = run / "trials" / "0" / "r0-none"
     (place / "events.jsonl").rename(place / "events.attempt-0.jsonl")
     return write_run(folder, [Log(make_spec(code="new", attempt=1), losses=(1.0, 0.5))])
@@ -33,6 +34,24 @@ def test_attempts_with_other_code_have_their_own_curves(tmp_path: Path) -> None:
     losses = {row["code"]: row["final_loss"] for row in results.rows}
     assert losses == {"old": pytest.approx(2.01), "new": pytest.approx(0.51)}
     assert shown == {code: (code, loss) for code, loss in losses.items()}
+
+
+def test_attempts_with_other_code_have_their_own_stories_and_pictures(tmp_path: Path) -> None:
+    run = load(two_codes(tmp_path / "run", state="failed"))
+    stories = {
+        str(row["code"]): story
+        for row, story in zip(run.results.rows, run.stories(always=True), strict=True)
+    }
+    titles = {code: story.lines[0].partition(": ")[2] for code, story in stories.items()}
+    assert titles["old"].startswith("failed") and titles["new"].startswith("completed")
+    assert {code: story.wrong for code, story in stories.items()} == {"old": True, "new": False}
+    pictures = {code: story.write_picture() for code, story in stories.items()}
+    assert {code: path.name for code, path in pictures.items()} == {
+        "old": "timeline.attempt-0.html",
+        "new": "timeline.html",
+    }
+    assert "failed" in pictures["old"].read_text(encoding="utf-8")
+    assert "failed" not in pictures["new"].read_text(encoding="utf-8").partition("<main")[2]
 
 
 def test_runs_with_other_code_have_names_of_their_own_in_an_export(tmp_path: Path) -> None:

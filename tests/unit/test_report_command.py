@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import fcntl
 import hashlib
+import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,26 @@ def test_a_folder_without_a_run_is_refused(
     with pytest.raises(ConfigError, match="a run folder"):
         next(api.watch_report(tmp_path / "nothing"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("write", [api.write_report, lambda run: next(api.watch_report(run))])
+def test_a_run_folder_that_may_not_be_written_is_refused(
+    tmp_path: Path, write: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", [Log()])
+    access = os.access
+
+    def denied(path: Path, mode: int) -> bool:  # root may write everywhere
+        return Path(path) != run and access(path, mode)
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "access", denied)
+    monkeypatch.setattr("rayhive.report.page.write.write_atomically", refuse)
+    with pytest.raises(ConfigError, match="in a folder that you may write") as caught:
+        write(run)
+    assert caught.value.problems[0].value == str(run / "report.html")
 
 
 # -- watch -------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from rayhive import api
 from rayhive.cli import main
-from rayhive.report.loggers import TOOLS, LoggedRun, runs
+from rayhive.report.loggers import TOOLS, LoggedRun, export, runs
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
 from tests.fixtures.logs import Log, make_spec, write_run
@@ -57,6 +59,50 @@ def test_every_replicate_is_written_once(
     assert any(out.iterdir())
     assert main(["export", str(folder), "--to", tool, "--out", str(out)]) == 2
     assert "does not exist yet" in capsys.readouterr().err
+
+
+def recorder(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have ``tensorboard`` write a file for each run, and return the names of the runs."""
+    names: list[str] = []
+
+    def begin(run: LoggedRun, out: Path) -> Any:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / run.name).touch()
+        names.append(run.name)
+        return MagicMock()
+
+    monkeypatch.setitem(TOOLS, "tensorboard", (("sys",), begin))
+    return names
+
+
+def test_the_folder_of_one_replicate_is_exported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = recorder(monkeypatch)
+    place = folder / "trials" / "1" / "r1-none"
+    assert api.export(place, "tensorboard") == (place / "tensorboard", 1)
+    assert names == ["1-r1-none"]
+
+
+def test_replicates_that_measured_nothing_are_left_out(tmp_path: Path) -> None:
+    states = ("completed", "pruned", "diverged", "skipped", "stopped", "lost", None)
+    logs = [Log(make_spec(replicate=n), state=state) for n, state in enumerate(states)]
+    run = write_run(tmp_path / "run", logs)
+    found = [each.parameters["state"] for each in runs(run, load_results(run))]
+    assert found == ["completed", "pruned", "diverged"]
+
+
+def test_a_replicate_that_was_damaged_meanwhile_is_left_out_with_a_warning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, out = recorder(monkeypatch), tmp_path / "out"
+    results = load_results(folder)
+    (folder / "trials/0/r1-none/events.jsonl").write_text('{"kind":"x"\n')
+    with pytest.warns(UserWarning, match=r"Damaged and left out: .*0/r1-none/events\.jsonl"):
+        assert export(folder, results, "tensorboard", out) == 3
+    assert names == ["0-r0-none", "1-r0-none", "1-r1-none"]
+    with pytest.warns(UserWarning, match=r"Damaged and left out: .*0/r1-none/events\.jsonl"):
+        assert api.export(folder, "tensorboard")[1] == 3  # it was damaged before
 
 
 def test_tensorboard_reads_the_curves_back(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Timeline of a replicate as text and as a picture, and the notice grid."""
+"""Timeline of a replicate as text and as a picture."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from rayhive.events import (
     Progress,
     Rejected,
 )
-from rayhive.report.notice_grid import notice_grid, notice_lines
 from rayhive.report.page.svg import Chart
 from rayhive.report.page.timeline import timeline_charts
-from rayhive.report.page.write import notice_html, timeline_html, write_timeline_picture
+from rayhive.report.page.write import timeline_html, write_timeline_picture
 from rayhive.report.timeline_lanes import lanes, loss_points
 from rayhive.report.timeline_text import event_text, throughput, timeline_lines
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.html import Page
-from tests.fixtures.logs import Log, timeline_of, write_run
+from tests.fixtures.logs import Log, timeline_of
 
 # -- text --------------------------------------------------------------------------------------
 
@@ -236,49 +235,6 @@ def test_a_picture_without_training_is_an_error() -> None:
     log = Log()
     with pytest.raises(RayhiveError, match="never trained"):
         timeline_html(timeline_of(log.spec, log.head()))
-
-
-# -- notices -----------------------------------------------------------------------------------
-
-
-def preempted(notice: int, replicate: int, lost: int) -> Story:
-    story = Story(
-        [planned(kind="preempt")], scenario=f"preempt-notice-{notice}", replicate=replicate
-    )
-    story.rounds(1.0, 2.0, 3.0, peers=ALL)
-    story.fire(3.2, 0, ["peer-1"])
-    story.lose(3.5, "peer-1", computed=lost)
-    story.rounds(4.5, 5.5, 6.5, 7.5, peers=REST)
-    story.finish(7.5, REST)
-    story.end(8.0)
-    return story
-
-
-def test_the_grid_is_goodput_against_notice(tmp_path: Path) -> None:
-    stories = [
-        preempted(notice, replicate, lost)
-        for notice, losses in ((0, (60, 50)), (5, (30, 20)), (15, (0, 0)))
-        for replicate, lost in enumerate(losses)
-    ]
-    points = notice_grid(write_run(tmp_path / "run", stories))  # type: ignore[arg-type]
-    assert [point.notice_s for point in points] == [0.0, 5.0, 15.0]
-    committed = 9 * 64 + 8 * 64
-    first = (committed / (committed + 60) + committed / (committed + 50)) / 2
-    assert points[0].goodput == pytest.approx(first)
-    assert points[0].low is not None and points[0].low < first < (points[0].high or 0)
-    assert [point.samples_lost for point in points] == [110, 50, 0]
-    lines = notice_lines(points)
-    assert len(lines) == 5
-    assert lines[-1] == "| none | 15 | 2 | 1 | - | 0 |"
-    page = Page(notice_html(points))
-    drawn = [each.attributes["class"] for each in page.all("circle", "line")]
-    assert drawn.count("dot c0") == 3 and drawn.count("line whisker c0") == 2
-    assert [each.text.strip() for each in page.all("th")][-3:] == ["none"] * 3
-
-
-def test_a_run_without_notice_scenarios_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RayhiveError, match="preempt-notice"):
-        notice_grid(write_run(tmp_path / "run", [Log()]))
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def sweep(
     world: World | None = None,
     how: str = "refuse",
     progress: Recorder | None = None,
+    again: bool = False,
 ) -> Recorder:
     progress, world = progress or Recorder(), world or World()
     with Interruption() as interruption:
@@ -88,6 +89,7 @@ def sweep(
             interruption,
             target_at(connect=world.connect),
             code=how,
+            again=again,
         )
     return progress
 
@@ -256,3 +258,27 @@ def test_values_of_an_open_trial_come_from_its_present_code(package: Path) -> No
     edit(package, "width = 3")
     notes = [text for (text,) in sweep(given, folder, how="keep-apart").of("note")]
     assert "baseline single r0 none ran with other code: it is run again" in notes
+
+
+@pytest.mark.usefixtures("fakes")
+def test_values_of_a_trial_that_was_lost_come_from_its_present_code(package: Path) -> None:
+    folder = package.parent / "run"
+    one = {"space": {}, "budget": {"trials": 1, "seconds_per_replicate": 30}, "retries": 0}
+    given = study(package, scenarios=["none", "kill-one"], **one)
+
+    def world(first_s: float, loses: bool) -> World:
+        def log(spec: Any) -> Log:
+            lost = loses and spec.scenario != "none"
+            seconds = (first_s, 0.5, 0.6, 0.7)
+            return Log(spec, seconds=seconds, state="lost" if lost else "completed")
+
+        return World(log=log)
+
+    ((_, values, _),) = sweep(given, folder, world(2.0, loses=True)).of("trial")
+    assert values is None
+    edit(package)
+    sweep(given, folder, world(9.0, loses=True), "keep-apart")
+    ((_, values, _),) = sweep(given, folder, world(9.0, loses=False), again=True).of("trial")
+    assert values[0] == 11.1  # not the mean with the 4.1 s of the old code
+    calm = [row for row in load_results(folder).folded if row["scenario"] == "none"]
+    assert [row["n"] for row in calm] == [1, 1] and calm[0]["code"] != calm[1]["code"]

@@ -14,7 +14,7 @@ from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.attempts import finished_event
 from rayhive.sweep.driver import Done
-from rayhive.sweep.objectives import UNKNOWN_WORST, Charges, NoValue, objective_values
+from rayhive.sweep.objectives import UNKNOWN_WORST, Charges, NoValue, failure, objective_values
 from rayhive.sweep.provenance import code_revision
 from rayhive.sweep.replicate_runner import ReplicateRunner, prepare
 from rayhive.sweep.resolve import ResolvedStudy, WorkloadFacts, replicate_seed, resolve
@@ -210,12 +210,18 @@ def test_a_trial_whose_replicates_all_failed_is_failed_and_not_repeated(run_dir:
     assert all(kept for *_, kept in progress.of("finished"))
 
 
+def test_a_replicate_without_a_value_of_an_objective_is_charged() -> None:
+    config = make_study(objectives={"final_loss": "minimize"}).config
+    rows = [{"state": "completed", "final_loss": loss} for loss in (None, float("nan"), 2.0)]
+    assert objective_values(config, rows) == [pytest.approx((4.0 + 4.0 + 2.0) / 3)]
+    assert objective_values(config, rows[:2]) == [UNKNOWN_WORST]
+    assert failure(config, rows) is None
+
+
 def test_an_objective_without_values_fails_the_trial_and_is_named() -> None:
     config = make_study(objectives={"final_loss": "minimize"}).config
-    with pytest.raises(NoValue, match="final_loss"):
-        objective_values(config, [{"state": "completed", "final_loss": None}])
-    rows = [{"state": "completed", "final_loss": loss} for loss in (None, float("nan"), 2.0)]
-    assert objective_values(config, rows) == [2.0]
+    rows = [{"state": "completed", "final_loss": None}]
+    assert failure(config, rows) == "no replicate has a value of final_loss"
 
 
 def test_a_missed_target_costs_twice_the_budget() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,13 @@ from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import ConfigError, RayhiveError, described
 from rayhive.events import Event, ReplicateFinished, make_event
 from rayhive.report.results import load_results
+from rayhive.spec import Configuration
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.driver import run_order
 from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.resolve import resolve
+from rayhive.sweep.signals import Interrupted
+from rayhive.sweep.trial_book import TrialRecord
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import World
 from tests.unit.test_sweep_driver import make_study, stored, sweep
@@ -101,6 +107,50 @@ def test_failures_of_one_configuration_do_not_end_the_sweep(run_dir: Path, reaso
     study = make_study(space={}, budget={"trials": 1}, replicates=4)
     done, _ = sweep(study, run_dir, reasons(lambda spec: REASON.format(0)))
     assert done.failed == 1
+
+
+def all_but_trial_0_fail(spec: ReplicateSpec) -> str:
+    return REASON.format(0) if spec.trial else ""
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("reported", [True, False])
+@pytest.mark.parametrize(
+    "grown",
+    [{"scenarios": ["none", "kill-one"]}, {"budget": {"trials": 6, "seconds_per_replicate": 30}}],
+    ids=["with a scenario", "with trials"],
+)
+def test_a_grown_study_with_results_is_not_ended_by_equal_failures(
+    run_dir: Path, reasons: Any, grown: dict[str, Any], reported: bool
+) -> None:
+    space = {"codec": ["none", "float16", "uniform8"], "delay": ["none", "state"]}
+    study, world = make_study(seed=10, space=space), reasons(all_but_trial_0_fail)
+    world.tick = lambda: interrupt(not reported and len(world.ends) == 3)
+    with nullcontext() if reported else pytest.raises(Interrupted):
+        sweep(study, run_dir, world)
+    more = make_study(seed=10, space=space, **grown)
+    trials = [TrialRecord(n, Configuration(), False) for n in range(more.config.budget.trials)]
+    first = islice(run_order(more.config, more.scenarios, 0, trials), 3)
+    assert 0 not in {record.number for record, *_ in first}  # the others failed
+    done, _ = sweep(more, run_dir, reasons(all_but_trial_0_fail))
+    assert (done.trials, done.failed) == (len(trials), len(trials) - 1)
+    assert len(load_results(run_dir).rows) == len(trials) * more.replicates_per_trial
+
+
+def interrupt(now: bool) -> None:
+    if now:
+        raise Interrupted("enough")
+
+
+def test_a_grown_study_of_which_everything_failed_is_still_ended(
+    run_dir: Path, reasons: Any
+) -> None:
+    one = make_study(budget={"trials": 1, "seconds_per_replicate": 30}, replicates=4)
+    assert sweep(one, run_dir, reasons(lambda spec: REASON.format(0)))[0].failed == 1
+    with pytest.raises(RayhiveError, match="failed alike"):
+        sweep(make_study(replicates=4), run_dir, reasons(lambda spec: REASON.format(0)))
+    done, _ = sweep(make_study(replicates=4), run_dir, reasons(lambda spec: ""))
+    assert (done.trials, done.failed) == (3, 1)
 
 
 def test_failures_are_compared_without_peers_numbers_and_addresses(tmp_path: Path) -> None:

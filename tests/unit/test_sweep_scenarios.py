@@ -253,6 +253,9 @@ def test_retention_is_charged_for_faulted_scenarios_only() -> None:
     good, twin = row("a", 1, retention=0.8), row("none", 1, "diverged", retention=None)
     assert objective_values(study, [twin, row("none", 1, retention=None), good]) == [0.8]
     assert objective_values(study, [twin, row("a", 1, retention=None)]) == [0.0]
+    twin["state"] = "completed"  # the twin of another seed
+    with pytest.raises(NoValue, match="no replicate has a value of retention"):
+        objective_values(study, [twin, row("a", 1, retention=None)])
 
 
 def test_columns_of_faults_come_from_the_faulted_scenarios() -> None:

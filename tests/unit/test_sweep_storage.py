@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from rayhive.errors import ConfigError, RayhiveError
 from rayhive.spec import Configuration, Space, SweepConfig
+from rayhive.sweep import storage
 from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.samplers import make_sampler
@@ -97,6 +100,59 @@ def test_a_study_of_another_run_folder_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="of another run folder"):
         open_study(study, tmp_path / "two", "run-2")
     open_study(config(name="b", storage=study.storage), tmp_path / "two", "run-2")
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{folder}/s.db", "journal:///{folder}/s.log"])
+def test_of_two_folders_that_start_at_once_one_gets_the_study(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = config(storage=url.format(folder=tmp_path))
+    set_user_attr, found = optuna.Study.set_user_attr, {}
+
+    def begin(run: str) -> None:
+        try:
+            open_study(study, tmp_path / run, run)
+            found[run] = "its own"
+        except ConfigError as error:
+            found[run] = error.problems[0].allowed
+
+    second = threading.Thread(target=begin, args=["run-2"])
+
+    def set_late(self: optuna.Study, key: str, value: Any) -> None:
+        if value == "run-1":  # the second one begins between the creation and the claim
+            second.start()
+            second.join(0.5)
+        set_user_attr(self, key, value)
+
+    monkeypatch.setattr(optuna.Study, "set_user_attr", set_late)
+    begin("run-1")
+    second.join()
+    assert found["run-1"] == "its own"
+    assert "without a study 'a' of another run folder" in found["run-2"]
+
+
+def test_an_empty_study_whose_creator_died_before_the_claim_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "CLAIM_S", 0.2)
+    study = config(storage=f"sqlite:///{tmp_path}/s.db")
+    optuna.create_study(
+        storage=study.storage, study_name="a", directions=list(study.objectives.values())
+    )
+    open_study(study, tmp_path / "one", "run-1")
+    with pytest.raises(ConfigError, match="of another run folder"):
+        open_study(study, tmp_path / "two", "run-2")
+
+
+def test_a_study_with_trials_of_nobody_is_refused_at_once(tmp_path: Path) -> None:
+    study = config(storage=f"sqlite:///{tmp_path}/s.db")
+    optuna.create_study(
+        storage=study.storage, study_name="a", directions=list(study.objectives.values())
+    ).ask()
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="of another run folder"):
+        open_study(study, tmp_path / "one", "run-1")
+    assert time.monotonic() - began < storage.CLAIM_S
 
 
 def test_a_storage_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:

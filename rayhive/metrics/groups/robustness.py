@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from rayhive.columns import Column, Row, conditions, in_group
+from rayhive.columns import Column, Row, conditions, find_column, in_group
 from rayhive.metrics.aggregate import objectives_known, row_key, rows_by, unfinished
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.rows import NO_FAULTS
@@ -18,7 +18,8 @@ class Robustness(MetricGroup):
     """Worst values over the scenarios, equal in all rows of a configuration.
 
     Let f(c, s) be the first objective of configuration c under scenario s. Larger values are worse
-    if it is minimised, smaller values if it is maximised.
+    if it is minimised, smaller values if it is maximised. If it is relative to the twin, as
+    ``retention`` is, the scenarios are those with faults.
 
     * ``worst_case``: the worst f(c, s) over the scenarios s of the run.
     * ``worst_retention``: the smallest ``retention`` over the scenarios with faults.
@@ -76,20 +77,29 @@ def _worst_retention(group: Sequence[Row]) -> float | None:
 
 
 def _set_objective(groups: Sequence[Sequence[Row]], name: str, sign: float) -> None:
-    known = [group for group in groups if all(objectives_known(row, [name]) for row in group)]
-    costs = [{row["scenario"]: sign * float(row[name] or 0.0) for row in group} for group in known]
+    scored = [(group, _with_value(group, name)) for group in groups]
+    known = [pair for pair in scored if all(objectives_known(row, [name]) for row in pair[1])]
+    costs = [{row["scenario"]: sign * float(row[name] or 0.0) for row in rows} for _, rows in known]
     if not costs:
         return
     best = {scenario: min(cost[scenario] for cost in costs) for scenario in costs[0]}
-    for group, cost in zip(known, costs, strict=True):
+    for (group, rows), cost in zip(known, costs, strict=True):
         regret = max(cost[scenario] - best[scenario] for scenario in best)
         _set(group, worst_case=sign * max(cost.values()), regret=regret)
-        _set(group, **_bounds("worst_case", *worst_bounds(group, name, sign)))
-    for group, (low, high) in zip(known, regret_bounds(known, name, sign), strict=True):
+        _set(group, **_bounds("worst_case", *worst_bounds(rows, name, sign)))
+    bounds = regret_bounds([rows for _, rows in known], name, sign)
+    for (group, _), (low, high) in zip(known, bounds, strict=True):
         regret = float(group[0]["regret"] or 0.0)
         if low is not None and high is not None and not low <= regret <= high:
             low = high = None  # the means are over other seeds than the pairs
         _set(group, **_bounds("regret", low, high))
+
+
+def _with_value(group: Sequence[Row], name: str) -> list[Row]:
+    """Return the rows that can have a column: without faults there is no twin to compare with."""
+    column = find_column(name)
+    of_twins = column is not None and column.stage == "twin"
+    return [row for row in group if not of_twins or row["scenario"] != NO_FAULTS]
 
 
 def _bounds(name: str, low: float | None, high: float | None) -> dict[str, float | None]:

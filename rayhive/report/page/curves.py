@@ -12,9 +12,10 @@ from typing import TypeAlias
 import numpy as np
 
 from rayhive.columns import Row
+from rayhive.report.labels import labels
 from rayhive.report.numbers import number_text
 from rayhive.report.page.conditions import target_text
-from rayhive.report.page.run_data import CurvePoint, Replicate, RunData, front_first, labels
+from rayhive.report.page.run_data import CurvePoint, Replicate, RunData, front_first
 from rayhive.report.page.svg import COLOURS, Chart, Point, limits
 
 #: Points of a mean curve.

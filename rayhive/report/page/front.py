@@ -8,7 +8,8 @@ from itertools import combinations
 
 from rayhive.columns import BOUNDS, Row, find_column
 from rayhive.metrics.aggregate import is_censored
-from rayhive.report.page.run_data import RunData, labels
+from rayhive.report.labels import labels
+from rayhive.report.page.run_data import RunData
 from rayhive.report.page.svg import Chart, Point, limits
 from rayhive.report.recommendation import Recommendation
 from rayhive.report.table import value_text

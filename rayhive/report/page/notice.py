@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayhive.report.notice_grid import GridPoint, notice_points
-from rayhive.report.numbers import estimate_text
 from rayhive.report.page.run_data import RunData
 from rayhive.report.page.svg import COLOURS, Chart, limits
 
@@ -18,11 +17,13 @@ class NoticeChart:
     Attributes:
         chart: The chart.
         legend: Configuration -> class of its colour.
+        partial: Whether a point is hollow: not every replicate finished.
         rows: Configuration, notice [s], replicates and goodput of each point, as texts.
     """
 
     chart: Chart
     legend: dict[str, str]
+    partial: bool
     rows: tuple[tuple[str, str, str, str], ...]
 
 
@@ -51,19 +52,16 @@ def notice_chart(points: Sequence[GridPoint]) -> NoticeChart:
     for number, name in enumerate(dict.fromkeys(point.configuration for point in points)):
         style = legend[name] = f"c{number % COLOURS}"
         curve = [point for point in points if point.configuration == name]
+        chart.line([(point.notice_s, point.goodput) for point in curve], style, name, dots=False)
         for point in curve:
             if point.low is not None and point.high is not None:
                 top, bottom = (point.notice_s, point.high), (point.notice_s, point.low)
                 chart.segment(top, bottom, f"whisker {style}")
-            chart.dot((point.notice_s, point.goodput), style, f"{name}: {_goodput(point)}")
-        chart.line([(point.notice_s, point.goodput) for point in curve], style, name, dots=False)
+            dot = style if point.complete else f"part line {style}"
+            chart.dot((point.notice_s, point.goodput), dot, f"{name}: {point.goodput_text}")
     rows = (
-        (point.configuration, f"{point.notice_s:g}", str(point.n), _goodput(point))
+        (point.configuration, f"{point.notice_s:g}", str(point.n), point.goodput_text)
         for point in points
     )
-    return NoticeChart(chart, legend, tuple(rows))
-
-
-def _goodput(point: GridPoint) -> str:
-    half = None if point.low is None or point.high is None else (point.high - point.low) / 2
-    return estimate_text(point.goodput, half)
+    partial = not all(point.complete for point in points)
+    return NoticeChart(chart, legend, partial, tuple(rows))

@@ -17,10 +17,11 @@ from rayhive.events import PeerReady
 from rayhive.metrics.aggregate import row_key, rows_by
 from rayhive.metrics.groups.convergence import evaluations
 from rayhive.metrics.logs import timeline_of_row
-from rayhive.metrics.rows import NO_FAULTS, place_of
+from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.labels import condition_text
 from rayhive.report.page.round_time import RoundTimes, round_times
 from rayhive.report.recommendation import Recommendation, recommendations
-from rayhive.report.results import Results
+from rayhive.report.results import Results, replicate_place
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.timeline import FINISHED, Timeline
 
@@ -128,15 +129,7 @@ class RunData:
             row: A row of the table.
             without: Conditions to leave out.
         """
-        rows = self.results.folded
-        names = [n for n in conditions() if len({each.get(n) for each in rows}) > 1]
-        shown = [name for name in names if name not in without]
-        return ", ".join(f"{condition_label(name)} {row.get(name) or 'none'}" for name in shown)
-
-
-def condition_label(name: str) -> str:
-    """Return the name of a condition in a sentence."""
-    return {"peers": "peers:", "link": "link:", "code": "code"}.get(name, name)
+        return condition_text(row, self.results.folded, without)
 
 
 def key_of(row: Row) -> Key:
@@ -162,13 +155,6 @@ def read_run(folder: Path, results: Results) -> RunData:
                 continue
             found.append(replicate_data(place, row, timeline))
     return RunData(folder, results, tuple(found))
-
-
-def replicate_place(folder: Path, row: Row) -> Path:
-    """Return the folder of a replicate, from its row."""
-    if not (folder / "trials").is_dir():
-        return folder
-    return folder / place_of(row)
 
 
 def replicate_data(place: Path, row: Row, timeline: Timeline) -> Replicate:
@@ -206,9 +192,3 @@ def _until(sent: tuple[list[int], list[int]] | None, last: int) -> int | None:
         return None
     before = bisect_right(sent[0], last)
     return sent[1][before - 1] if before else 0
-
-
-def labels(rows: Sequence[Row]) -> list[str]:
-    """Return names of configurations, made distinct by their number where two are equal."""
-    names = [str(row["configuration"]) for row in rows]
-    return [f"{name} ({n})" if names.count(name) > 1 else name for n, name in enumerate(names, 1)]
