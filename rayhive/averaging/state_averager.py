@@ -111,6 +111,8 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
             send. None sends them unchanged.
         on_parameters: Called with the parameters of an offloaded optimizer when they have changed.
             None copies them to the module.
+        stale_round: The round whose parameters these are, on a peer that went on to a later one
+            without newer ones; else None.
     """
 
     wire_name = "TrainingStateAverager"
@@ -118,6 +120,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
     opt_keys_for_averaging: tuple[str, ...]
     on_serving: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
     on_parameters: Callable[[Sequence[torch.Tensor]], None] | None = None
+    stale_round: int | None = None
 
     #: The round that the tensors still belong to while a later one has begun; else None.
     _round_left: int | None = None
@@ -219,6 +222,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         """
         with self.lock_optimizer:
             round_ = self.local_epoch if self._round_left is None else self._round_left
+            round_ = round_ if self.stale_round is None else self.stale_round
             metadata, tensors, infos = super().get_current_state()
             with self.lock_averaged_tensors:
                 tensors = [tensor.clone() for tensor in tensors]

@@ -316,13 +316,11 @@ class MembershipView:
         return self._newest(self.alive())
 
     def _newest(self, alive: list[Heartbeat]) -> int:
-        rounds = (p.round for p in self._company(alive) if not p.client_mode)
-        return max(self.own.round, max(rounds, default=0))
+        return max(self.own.round, max((p.round for p in self._company(alive)), default=0))
 
     def newest_averaged(self) -> int:
         """Return the last round whose gradients another peer has averaged, or given up."""
-        company = self.company()
-        return max((p.averaged for p in company if not p.client_mode), default=0)
+        return max((p.averaged for p in self.company()), default=0)
 
     def company(self) -> list[Heartbeat]:
         """Return the other live peers that take part in the run, or are on a break."""

@@ -185,13 +185,14 @@ class LocalSteps:
                     start.copy_(new)
                     local.mul_(share).add_(start, alpha=1 - share)
                 elif kept and origin is not local:
-                    local.add_(new.to(local) - origin)
-                    start.copy_(new)
+                    value = new.to(local, copy=True)  # read once: an averager may write meanwhile
+                    local.add_(value - origin)
+                    start.copy_(value)
                 else:
                     local.copy_(new)
                     start.copy_(local)
-        if not self._waits(taken) and not self._finite:
-            self.drop()
+        if not self._finite:
+            self._begin_anew()
 
     def _waits(self, taken: Mapping[int, torch.Tensor]) -> bool:
         """Return whether a round has taken all progress, and this peer has waited for it."""
@@ -220,7 +221,9 @@ class LocalSteps:
         Args:
             skipped: Whether the present one has not used the pseudo-gradient.
         """
-        if skipped and self._taken:
+        if not self._finite:
+            self._begin_anew()
+        elif skipped and self._taken:
             self._return(self._members[self._fragment])
         if self.rule.inner_state == "reset":
             self.inner.state.clear()
@@ -230,6 +233,12 @@ class LocalSteps:
         self._carried = [_Work() for _ in self._members]
         with self._own_shown():
             self._return(range(len(self.parameters)))
+
+    def _begin_anew(self) -> None:
+        """Drop what a batch has made infinite: progress, and statistics of the inner optimizer."""
+        self.drop()
+        self.inner.state.clear()
+        self.averager.local_samples_accumulated = self.averager.local_times_accumulated = 0
 
     @torch.no_grad()
     def _return(self, indices: Iterable[int]) -> None:

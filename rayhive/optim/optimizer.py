@@ -164,7 +164,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             on_failure=on_failure,
             delayed=self.delay_grad_averaging,
             offloaded=self.offload_optimizer,
-            replicas=ReplicaCheck.of(self._peer, self._period),
+            replicas=None if self.auxiliary else ReplicaCheck.of(self._peer, self._period),
         )
         self.tracker.follow(self._pass_on_members, self._on_break)
 

@@ -44,6 +44,7 @@ class StateSync:
         self.round_began = time.perf_counter()
         self._in_step, self._older, self._loaded = False, frozenset[bytes](), False
         self._after_download: int | None = None
+        self._parameters_of: int | None = None  # while the peer is stale
 
     @property
     def _round(self) -> int:
@@ -252,6 +253,8 @@ class StateSync:
                 self._await_trained_peer(newest)
                 downloaded = self._try_to_download(options)
             loaded = self._round
+            if downloaded:
+                self._parameters_of = None
             self._peer.consistency.settling = True
             self._peer.partitions.reset()
             kept = self._jump_to_newest(loaded, keep_gradients)
@@ -312,10 +315,15 @@ class StateSync:
     # -- changes of the round ----------------------------------------------------------------------
 
     def share_round(self, round_: int) -> None:
-        """Announce ``round_`` as that of the state which joiners can download here."""
+        """Announce ``round_`` as that of the state which joiners can download here.
+
+        The state of a peer that went on to a round with older parameters is that of the older one.
+        """
+        stale = self._parameters_of if self._peer.consistency.stale else None
+        self._peer.state_averager.stale_round = stale
         for averager in self._averagers:
             if not averager.client_mode and takes_over_state(type(averager)):
-                averager.state_sharing_priority = round_
+                averager.state_sharing_priority = round_ if stale is None else stale
 
     def restore(self, round_: int) -> None:
         """Put the peer at the beginning of a round, as its state was loaded from a checkpoint."""
@@ -343,6 +351,8 @@ class StateSync:
             The accumulated samples that are kept.
         """
         newest = max(loaded, self._peer.tracker.global_epoch)
+        before = self._parameters_of if self._peer.consistency.stale else None
+        self._parameters_of = loaded if before is None else min(loaded, before)
         self._peer.state_averager.local_epoch = newest
         self._peer.consistency.note_jump(behind=newest > loaded, keeps_gradients=keep_gradients)
         if not keep_gradients:

@@ -85,7 +85,8 @@ class HivemindStrategy(ReusableStrategy):
         global_zero: Whether this peer is Lightning's global rank 0 (progress bar, summaries,
             results). If absent, the first peer of the run is.
         load_initial_state: Whether to download the parameters of a peer in the same round at the
-            start. If absent, a peer that joins other peers with a DHT of its own does.
+            start. If absent, a peer with a DHT of its own does; the first one, too, as another
+            may be ready sooner.
         straggler_timeout: How long a round waits for a peer that computes without progress [s].
         **optimizer_kwargs: Further arguments of the swarm's optimizer, for example
             ``grad_compression``, ``grad_averager_factory``, ``outlier_filter`` or
@@ -137,11 +138,7 @@ class HivemindStrategy(ReusableStrategy):
         self._caught_up = False
         self._leaving = self._failed = False
         self._swarm = SwarmDHT(run_id, dht, settings.initial_peers, settings.network)
-        self._take_equal = (
-            dht is None and settings.initial_peers is not None
-            if load_initial_state is None
-            else load_initial_state
-        )
+        self._take_equal = dht is None if load_initial_state is None else load_initial_state
         self._global_zero = self._swarm.is_first if global_zero is None else global_zero
 
     # -- the peer ----------------------------------------------------------------------------------

@@ -21,9 +21,12 @@ from tests.integration.toy import (
     Regression,
     Together,
     UntilRound,
+    address_in,
     flat,
     left_behind,
     loader,
+    meet_at,
+    share_address,
     stay_in_rounds,
 )
 from tests.integration.toy import trainer as make_trainer
@@ -305,3 +308,36 @@ def test_the_first_peer_finds_its_swarm_again_in_a_second_fit(tmp_path: Path) ->
     results = [first.result(), second.result()]
     assert results[0] == {"zero": True, "peers": [2, 2], "round": 6}
     assert results[1] == {"zero": False, "round": 6}
+
+
+def one_that_starts_when_it_may(folder: str, peer: int) -> dict[str, Any]:
+    """Train one round from parameters of one's own; the first peer is ready after the second."""
+    from rayhive import HivemindStrategy
+
+    stay_in_rounds()
+    place = Path(folder)
+    known = {} if peer == 0 else {"initial_peers": address_in(place)}
+    strategy = HivemindStrategy(**ALONE, **known)
+    if peer == 0:
+        share_address(strategy, place)
+        meet_at(place, "shares", 0, 2)
+    module = Regression(seed=peer)
+    own, began = flat(module), list[list[float]]()
+
+    class Starting(Together):
+        """Tells that this peer shares its state, and keeps the parameters of its start."""
+
+        def at_start(self, trainer: Any) -> None:
+            (place / f"shares-{peer}").touch()
+            began.append(flat(module))
+            super().at_start(trainer)
+
+    make_trainer(strategy, Starting(folder, peer, rounds=1)).fit(module, loader(seed=peer))
+    return {"own": own, "began": began[0]}
+
+
+def test_the_first_peer_takes_the_parameters_of_one_that_is_ready_sooner(tmp_path: Path) -> None:
+    children = [call(one_that_starts_when_it_may, folder=str(tmp_path), peer=p) for p in (0, 1)]
+    first, second = (child.result() for child in children)
+    assert second["began"] == second["own"] != first["own"]
+    assert first["began"] == second["own"]

@@ -174,7 +174,7 @@ def address_in(folder: Path) -> Any:
     return json.loads((folder / "address").read_text())
 
 
-def dht_of_peer(place: Path, peer: int) -> Any:
+def dht_of_peer(place: Path, peer: int, **options: Any) -> Any:
     """Return a running DHT of one peer of a test; the others find the first one's in a folder."""
     import hivemind
 
@@ -183,6 +183,7 @@ def dht_of_peer(place: Path, peer: int) -> Any:
         host_maddrs=LOOPBACK,
         use_relay=False,
         initial_peers=[] if peer == 0 else address_in(place),
+        **options,
     )
     if peer == 0:
         _publish([str(address) for address in dht.get_visible_maddrs()], place)

@@ -162,9 +162,9 @@ def test_only_samples_of_participants_in_the_newest_round_count(view: Membership
     assert (view.newest_round(), view.samples()) == (4, 5)
 
 
-def test_a_client_does_not_determine_the_newest_round(view: MembershipView) -> None:
-    view.receive(heartbeat("client", round=9, client_mode=True))
-    assert view.newest_round() == 0
+def test_a_client_that_is_ahead_is_followed_as_any_peer(view: MembershipView) -> None:
+    view.receive(heartbeat("client", round=9, averaged=9, client_mode=True))
+    assert (view.newest_round(), view.newest_averaged()) == (9, 9)
 
 
 def test_a_peer_far_behind_cannot_take_part_in_the_next_round(view: MembershipView) -> None:

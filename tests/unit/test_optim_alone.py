@@ -93,6 +93,8 @@ def test_a_joiner_gets_a_copy_under_the_number_of_its_round() -> None:
     assert (metadata["epoch"], late["epoch"], newest["epoch"]) == (1, 1, 2)
     assert torch.equal(tensor, before) and torch.equal(same, before)
     assert torch.equal(other, before - 1)
+    made.stale_round = 0
+    assert made.get_current_state()[0]["epoch"] == 0
     made.step_executor.shutdown()
 
 

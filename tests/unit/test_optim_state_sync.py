@@ -83,7 +83,19 @@ def test_a_download_that_takes_longer_than_a_round_leaves_stale_parameters() -> 
     assert (loaded["round_of_state"], loaded["round"], loaded["kept"]) == (NEXT, NEXT + 1, 0)
     assert peer.consistency.stale and not peer.consistency.gradients_count
     assert peer.consistency.settling
-    assert peer.state_averager.state_sharing_priority == NEXT + 1
+
+
+def test_a_stale_state_is_shared_under_the_round_that_it_is_of() -> None:
+    peer = Peer()
+    peer.hear(round=NEXT + 1, averaged=NEXT + 1)
+    peer.sync.download()
+    averager: Any = peer.state_averager
+    assert (averager.state_sharing_priority, averager.stale_round) == (NEXT, NEXT)
+    peer.sync.share_round(NEXT + 2)  # rounds of gradients do not make up for it
+    assert (averager.state_sharing_priority, averager.stale_round) == (NEXT, NEXT)
+    peer.consistency.note_averaged(NEXT + 3)
+    peer.sync.share_round(NEXT + 3)
+    assert (averager.state_sharing_priority, averager.stale_round) == (NEXT + 3, None)
 
 
 def test_a_peer_far_behind_needs_a_download_unless_it_settles() -> None:
