@@ -21,13 +21,14 @@ from rayhive.errors import PeerError
 
 
 def interface_of(host: str) -> str:
-    """Return the name of the network interface with an IPv4 address.
+    """Return the name of the network interface with an IPv4 or IPv6 address.
 
     Raises:
         PeerError: This machine has no such address.
     """
+    families = socket.AF_INET, socket.AF_INET6
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.family == socket.AF_INET and each.address == host for each in addresses):
+        if any(each.family in families and each.address == host for each in addresses):
             return name
     raise PeerError(f"no network interface has the address {host}")
 
@@ -41,7 +42,7 @@ def listening_store(host: str, members: int, timeout_s: float) -> tuple[TCPStore
         timeout_s: Longest wait for a member [s].
     """
     store = TCPStore(host, 0, members, True, timedelta(seconds=timeout_s), wait_for_workers=False)
-    return store, f"tcp://{host}:{store.port}"
+    return store, f"tcp://{f'[{host}]' if ':' in host else host}:{store.port}"
 
 
 def store_at(address: str, members: int, timeout_s: float) -> TCPStore:

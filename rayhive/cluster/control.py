@@ -110,22 +110,25 @@ def stop_study(address: str | None, study: str) -> list[str]:
 def _stop_own(study: str) -> list[str]:
     ours = [driver for driver in own_runs.drivers() if driver.study == study]
     runs = [run.run_id for driver in ours for run in _running(driver)]
-    for driver in ours:
-        _terminate(driver.pid)
+    _terminate(ours)
     return runs or [f"the sweep (pid {driver.pid}) between two replicates" for driver in ours]
 
 
-def _terminate(pid: int) -> None:
-    """Send SIGTERM to a driver and wait for its end.
+def _terminate(drivers: Sequence[own_runs.Driver]) -> None:
+    """Send SIGTERM to drivers and wait for their end.
 
     Raises:
-        ClusterError: The driver did not end in time.
+        ClusterError: A driver did not end in time.
     """
-    start = started(pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    if not wait_until(lambda: started(pid) != start or start is None, _STOP_TIMEOUT, every=0.05):
-        raise ClusterError(f"the driver (pid {pid}) did not end within {_STOP_TIMEOUT:g} s")
+
+    def living() -> list[own_runs.Driver]:
+        return [driver for driver in drivers if started(driver.pid) == driver.started]
+
+    for driver in living():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(driver.pid, signal.SIGTERM)
+    if not wait_until(lambda: not living(), _STOP_TIMEOUT, every=0.05) and (late := living()):
+        raise ClusterError(f"the driver (pid {late[0].pid}) did not end within {_STOP_TIMEOUT:g} s")
 
 
 def _running(driver: own_runs.Driver) -> list[ReplicateStatus]:

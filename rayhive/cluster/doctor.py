@@ -165,7 +165,7 @@ def _temporary() -> Found:
 
 @_check("cores", "peers share the one core: measured times are not reliable", needed=False)
 def _cores() -> Found:
-    cores = len(os.sched_getaffinity(0))
+    cores = machine.cores()
     return cores >= _MIN_CORES, str(cores)
 
 

@@ -57,7 +57,7 @@ class EmbeddedRay:
                 refuse_dashboard()
             with environment(daemon_variables()), kept_signal_handlers():
                 ray.init(
-                    num_cpus=len(os.sched_getaffinity(0)),
+                    num_cpus=machine.cores(),
                     namespace=actors.NAMESPACE,
                     include_dashboard=False,
                     _metrics_export_port=port,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayhive.cluster.node import machine, process_group
+from rayhive.cluster.node.processes import started
 from rayhive.spec.replicate import ReplicateSpec
 
 #: File with a line of JSON for each replicate that was started.
@@ -27,11 +28,13 @@ class Driver:
 
     Attributes:
         pid: Its process.
+        started: Start time of the process, which tells it from a later one with its pid.
         study: The study of its last replicate.
         folders: Folders of its replicates, in the order of their first attempts.
     """
 
     pid: int
+    started: int
     study: str
     folders: tuple[Path, ...]
 
@@ -54,6 +57,8 @@ def drivers() -> Iterator[Driver]:
 
     base = Path(machine.short_temporary_directory())
     for directory, pid in (*process_group.owned(base), *owned()):
+        if (start := started(pid)) is None:
+            continue
         try:
             text = (directory / _FILE).read_text(encoding="utf-8")
         except OSError:  # it has not started one, or has just ended
@@ -62,4 +67,4 @@ def drivers() -> Iterator[Driver]:
         runs = [json.loads(line) for line in whole.splitlines()]
         if runs:
             folders = tuple(dict.fromkeys(Path(run["folder"]) for run in runs))
-            yield Driver(pid, runs[-1]["study"], folders)
+            yield Driver(pid, start, runs[-1]["study"], folders)

@@ -50,7 +50,7 @@ class PeerReady(Event, kind="peer_ready"):
         device: Device that the peer trains on.
         processes: Role of each of its processes -> process id.
         versions: Installed version of each package.
-        hardware: The peer's machine, on one line.
+        hardware: The peer's machine, on one line; only in old logs, see ``peer_spawned``.
         arithmetic: What decides how the peer rounds, on one line. Peers with the same value compute
             equal bits from equal bits.
         trains: Whether it is going to train; a peer of the baseline ``single`` may hold its node.

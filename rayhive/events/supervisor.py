@@ -40,6 +40,8 @@ class PeerSpawned(Event, kind="peer_spawned"):
         life: Number of the incarnation of this replica: 0, then 1, 2, ...
         cause: Id of the fault that started it; None for the peers that start together.
         boot: Id of the boot of its node's kernel; nodes with the same id have one clock.
+        versions: Installed version of each package.
+        hardware: The peer's machine, on one line.
     """
 
     node: str
@@ -49,6 +51,8 @@ class PeerSpawned(Event, kind="peer_spawned"):
     life: int | None = None
     cause: str | None = None
     boot: str | None = None
+    versions: dict[str, str | None] | None = None
+    hardware: str | None = None
 
 
 class BarrierReleased(Event, kind="barrier_released"):

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from rayhive.errors import ConfigError, Problem
+
 #: Environment variables with initial peers, separated by commas. The first one that is set counts.
 PEERS_VARIABLES = ("PL_INITIAL_PEERS", "INITIAL_PEERS")
 
@@ -29,6 +31,22 @@ def initial_peers(
         return None
     items = given.split(",") if isinstance(given, str) else [str(item) for item in given]
     return [item.strip() for item in items if item.strip()] or None
+
+
+def tcp_address(host: str) -> str:
+    """Return the multiaddress at which a peer listens on a free port.
+
+    Args:
+        host: IPv4 or IPv6 address of this machine.
+
+    Raises:
+        ConfigError: It is no such address.
+    """
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError as error:
+        raise ConfigError(Problem("host", host, "an IPv4 or IPv6 address")) from error
+    return f"/ip{version}/{host}/tcp/0"
 
 
 def reachable(addresses: Iterable[Any]) -> list[str]:

@@ -35,7 +35,7 @@ def train_baseline(channel: Channel, spec: PeerSpec, facts: dict[str, Any]) -> N
     Args:
         channel: Destination of events and source of commands.
         spec: The peer.
-        facts: Further fields of ``peer_ready``: versions and hardware.
+        facts: Further fields of ``peer_ready``: versions.
     """
     assert spec.baseline is not None
     baseline: Baseline = BASELINES.get(spec.baseline)()

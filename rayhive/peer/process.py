@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import platform
 import signal
 import socket
 import sys
@@ -132,7 +131,6 @@ def _facts() -> dict[str, Any]:
             name: next((found.version for found in metadata.distributions(name=name)), None)
             for name in _PACKAGES
         },
-        "hardware": f"{os.cpu_count()} x {platform.machine()}, Python {platform.python_version()}",
     }
 
 

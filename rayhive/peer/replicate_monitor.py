@@ -43,7 +43,7 @@ class ReplicateMonitor:
         spec: The peer.
         fit: Its fit.
         channel: Destination of its events and source of its commands.
-        facts: Further fields of ``peer_ready``: versions and hardware.
+        facts: Further fields of ``peer_ready``: versions.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from rayhive.errors import ConfigError, Problem
 from rayhive.membership.addresses import initial_peers as resolve_peers
+from rayhive.membership.addresses import tcp_address
 from rayhive.peer.callback import swarm_optimizer
 from rayhive.peer.from_spec import PeerFit
 from rayhive.spec import Axis, Configuration, SweepConfig, load_sweep
@@ -48,7 +49,8 @@ def train_file(
         host: Address to listen on; all if absent.
 
     Raises:
-        ConfigError: The study is not valid, or has no single configuration.
+        ConfigError: The study or the address is not valid, or the study has no single
+            configuration.
         PeerError: No peer answers at the addresses.
     """
     config = load_sweep(path, overrides)
@@ -57,7 +59,7 @@ def train_file(
     print(f"{config.name}: {fit.workload.name}, {spec.configuration.label}", flush=True)
     strategy = fit.strategy(
         initial_peers=list(initial_peers) or None,
-        host_maddrs=None if host is None else [f"/ip4/{host}/tcp/0"],
+        host_maddrs=None if host is None else [tcp_address(host)],
     )
     console = ConsoleMonitor(fit.workload.target if spec.budget.stop_at_target else None)
     trainer = fit.trainer(strategy, console)

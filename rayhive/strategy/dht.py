@@ -22,7 +22,7 @@ from hivemind.utils import timed_storage
 from hivemind.utils.multiaddr import Multiaddr
 
 from rayhive.errors import PeerError, Problem
-from rayhive.membership.addresses import join_message, reachable, same_command
+from rayhive.membership.addresses import join_message, reachable, same_command, tcp_address
 from rayhive.membership.daemon_calls import keep_answering
 from rayhive.optim.child_processes import ChildProcesses
 from rayhive.strategy.arguments import StrategyError
@@ -210,12 +210,12 @@ def start_on_host(host: str) -> hivemind.DHT:
     """Start a DHT that knows nobody yet, with its sockets in the temporary directory.
 
     Args:
-        host: IPv4 address to listen on.
+        host: IPv4 or IPv6 address to listen on.
     """
     dial_from_own_ports()
     # The sockets are removed together with the peer's temporary directory.
     P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
-    return hivemind.DHT(host_maddrs=[f"/ip4/{host}/tcp/0"], use_relay=False, start=True)
+    return hivemind.DHT(host_maddrs=[tcp_address(host)], use_relay=False, start=True)
 
 
 def meet(dht: hivemind.DHT, addresses: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.node import machine
 from rayhive.cluster.node.raylets import rooms
 from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import ConfigError
@@ -88,6 +89,9 @@ def test_a_replicate_goes_through_all_phases(cluster: Cluster, tmp_path: Path) -
     assert events[0]["versions"]["ray"] and "GiB" in events[0]["hardware"]
     for name in ("peer-0", "peer-1"):
         own = kinds(events, name)
+        (spawned,) = (e for e in events if (e["kind"], e["peer"]) == ("peer_spawned", name))
+        assert spawned["hardware"] == events[0]["hardware"]
+        assert spawned["versions"] == events[0]["versions"]
         assert own[:4] == ["peer_spawned", "dht_ready", "peer_ready", "training_started"]
         assert own.count("round") == 6 and own[-1] == "peer_finished"
         assert (tmp_path / "logs" / f"{name}.log").exists()
@@ -327,7 +331,7 @@ def test_a_node_that_dies_prints_nothing_of_its_log_into_our_output(
 
 def test_a_demand_that_can_never_be_met_is_reported(cluster: Cluster) -> None:
     (room,) = rooms()
-    assert room.cpus == len(os.sched_getaffinity(0))
+    assert room.cpus == machine.cores()
     swarm = SwarmConfig.model_validate(
         {
             "peers": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 
 from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.processes import marked
+from rayhive.cluster.node.runs import Runs
+from rayhive.cluster.node.tools import Toolbox
 from rayhive.cluster.testbed import Testbed, namespaces, network
+from rayhive.cluster.testbed.link_changes import LinkChanges
 from rayhive.cluster.testbed.link_probe import measure_link, path
 from rayhive.errors import ClusterError
 from rayhive.faults.node_tools import Arrived, LinkChange
@@ -138,6 +143,28 @@ def test_a_cut_takes_one_direction_and_heals(testbed: Testbed) -> None:
 
     asyncio.run(go())
     assert network.cuts(testbed.state.switch) == []
+
+
+def test_an_agent_that_recovers_leaves_what_a_living_one_did(testbed: Testbed) -> None:
+    """Agents belong to studies, and several studies may share a node."""
+    node, link = testbed.nodes[2], link_of(testbed, 2)
+    alive, dead = marked("f0", os.getppid()), f"{os.getppid()}.1-f0"
+    pair = (node.data_address, testbed.nodes[0].data_address)
+    changes = LinkChanges(testbed.state, node)
+    for maker, change in ((alive, {"rate_mbit": 5.0}), (dead, {"delay_ms": 5.0})):
+        network.cut(testbed.state.switch, f"2-{maker}", [pair])
+        changes.add(maker, change)
+
+    async def go() -> None:
+        await link.cut("f1")
+        await Toolbox(Runs(), link).recover()
+        assert network.cuts(testbed.state.switch) == [f"2-{alive}"]
+        assert await link.now() == Link(rate_mbit=5.0)
+        assert network.mend(testbed.state.switch, f"2-{alive}") == 0
+        changes.remove(alive)
+        assert await link.now() == Link.model_validate(LINKS[2])
+
+    asyncio.run(go())
 
 
 def test_a_cut_reaches_established_connections(testbed: Testbed) -> None:

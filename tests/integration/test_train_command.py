@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.network import needs_ipv6
 from tests.integration.swarm_helpers import call
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -37,14 +38,15 @@ def study(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_peers_by_hand_train_together(study: str) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_peers_by_hand_train_together(study: str, host: str) -> None:
     endless = "budget.samples_per_replicate=null"
     for_ever = [endless, "budget.seconds_per_replicate=600"]
-    first = call(train, path=study, overrides=for_ever)
+    first = call(train, path=study, overrides=for_ever, host=host)
     invitation = first.invitation()
     first.wait_for_line("round 2: loss")
     for_a_while = [endless, "budget.seconds_per_replicate=4"]
-    second = call(train, env=invitation, path=study, overrides=for_a_while)
+    second = call(train, env=invitation, path=study, overrides=for_a_while, host=host)
     assert second.result() is None
     first.signal(signal.SIGINT)
     assert first.result() is None

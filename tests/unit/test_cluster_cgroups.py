@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 
 import pytest
 
-from rayhive.cluster.node import cgroups
+from rayhive.cluster.node import cgroups, machine
 from rayhive.errors import ClusterError
 
 
@@ -112,3 +114,55 @@ def test_testbeds_need_a_group_whose_children_can_have_limits(
     assert cgroups.home_of_testbeds() == (tmp_path if takes else None)
     if not takes:
         assert control.read_text() == shared_out  # nothing was changed
+
+
+@pytest.mark.parametrize(
+    ("limits", "least"),
+    [
+        ({"": "250000 100000", "a": "max 100000", "a/b": "400000 100000"}, 2.5),
+        ({"a": "50000 100000"}, 0.5),  # the process's own group does not have the controller
+        ({"a/b": "max 100000"}, math.inf),
+        ({}, math.inf),
+    ],
+)
+def test_the_least_quota_of_a_group_and_its_ancestors_counts_in_version_2(
+    limits: dict[str, str], least: float, tmp_path: Path
+) -> None:
+    mount = tmp_path / "mount"
+    (mount / "a" / "b").mkdir(parents=True)
+    where = proc(tmp_path, "0::/a/b\n", f"30 1 0:26 / {mount} rw - cgroup2 cgroup2 rw\n")
+    for folder, limit in limits.items():
+        (mount / folder / "cpu.max").write_text(limit + "\n")
+    (tmp_path / "cpu.max").write_text("1000 100000\n")  # above the mount
+    assert cgroups.quota(where) == least
+
+
+def test_the_quota_of_a_container_counts_in_version_1(tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    (mount / "peers").mkdir(parents=True)
+    where = proc(
+        tmp_path,
+        "5:cpu,cpuacct:/docker/abc/peers\n0::/\n",
+        f"30 1 0:26 / {tmp_path}/unified rw - cgroup2 cgroup2 rw\n"
+        f"31 1 0:27 /docker/abc {mount} ro - cgroup cgroup rw,cpu,cpuacct\n",
+    )
+    for folder, quota in ((mount, 150_000), (mount / "peers", -1)):
+        (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (folder / "cpu.cfs_period_us").write_text("100000\n")
+    assert cgroups.quota(where) == 1.5
+
+
+def test_a_kernel_without_control_groups_has_no_quota(tmp_path: Path) -> None:
+    assert cgroups.quota(tmp_path) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("usable", "quota", "cores"),
+    [(64, 2.0, 2), (64, 1.5, 2), (64, 0.2, 1), (4, 8.0, 4), (4, math.inf, 4)],
+)
+def test_cores_are_those_that_a_quota_leaves(
+    usable: int, quota: float, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(usable)))
+    monkeypatch.setattr(cgroups, "quota", lambda: quota)
+    assert machine.cores() == cores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -14,10 +15,12 @@ import pytest
 
 from rayhive.cluster import actors
 from rayhive.cluster.node import raylets
-from rayhive.cluster.node.agent import AgentOptions, PreparedNode
+from rayhive.cluster.node.agent import AgentOptions, NodeAgent, PreparedNode
 from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.processes import marked
 from rayhive.cluster.node.runs import Runs
 from rayhive.cluster.node.tools import Toolbox
+from rayhive.cluster.replicate import node_agents
 from rayhive.cluster.replicate import swarm as swarm_module
 from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
 from rayhive.cluster.replicate.node_agents import NodeAgents
@@ -243,6 +246,32 @@ def test_an_agent_that_does_not_answer_has_cleared_nothing(
     assert all("node n could not be checked" in text for text in found[:left])
 
 
+def test_a_tool_has_more_time_for_its_answer_than_the_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The proof of a fault on a slow link sends and awaits many packets."""
+    monkeypatch.setattr(node_agents, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(actors, "agent_name", lambda study, node: node)
+
+    async def late(*given: Any) -> dict[str, Any]:
+        await asyncio.sleep(0.3)
+        return {"cut": True}
+
+    slow = _agent()
+    slow.call.remote = late
+    monkeypatch.setattr(actors, "detached", lambda actor, name, node, options: slow)
+    agents = NodeAgents(SPEC, AgentOptions(), 60.0, "supervisor")
+
+    async def body() -> None:
+        await agents.prepare("n", [])
+        with pytest.raises(ClusterError, match="no answer in time"):
+            await agents.call("n", NodeAgent.ping)
+        found = await agents.call("n", NodeAgent.use_tool, SPEC.run_id, "cut", "node-0", "state")
+        assert found == {"cut": True}
+
+    asyncio.run(body())
+
+
 def test_a_testbed_that_lacks_a_node_is_no_place_for_a_replicate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -270,25 +299,31 @@ def test_nodes_are_missing_that_ray_does_not_have(
     assert raylets.missing() == [1]
 
 
-def test_whatever_was_done_to_a_link_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_dead_agents_did_to_a_link_is_undone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An agent without replicates has nothing to keep; that of another study may have."""
     done: list[tuple[str, str]] = []
-    chains = ["1-partition", "11-partition", "2-x", "1-y"]
+    dead, own, alive = f"{os.getppid()}.1-f0", marked("f1"), marked("f0", os.getppid())
+    chains = [f"1-{dead}", f"11-{dead}", f"2-{dead}", f"1-{own}", f"1-{alive}"]
     monkeypatch.setattr(network, "cuts", lambda switch: chains)
     monkeypatch.setattr(network, "mend", lambda switch, name: done.append(("mend", name)))
     node = SimpleNamespace(index=1, link=Link(rate_mbit=5.0))
-    testbed = SimpleNamespace(switch="s", node=lambda number: node)
+    testbed = SimpleNamespace(switch="s", node=lambda number: node, folder=tmp_path)
     monkeypatch.setattr("rayhive.cluster.testbed.state.load", lambda folder: testbed)
 
     class Veth:
+        now = Link(rate_mbit=1.0)
+
         def __init__(self, *_: Any) -> None: ...
 
         def update(self, **link: Any) -> tuple[Link, Link]:
             done.append(("restore", str(link["rate_mbit"])))
             return Link(), Link.model_validate(link)
 
-    monkeypatch.setattr("rayhive.cluster.testbed.veth.Veth", Veth)
+    monkeypatch.setattr("rayhive.cluster.testbed.link_changes.Veth", Veth)
     asyncio.run(Toolbox(Runs(), NodeLink("folder", 1)).recover())
-    assert sorted(done) == [("mend", "1-partition"), ("mend", "1-y"), ("restore", "5.0")]
+    assert sorted(done) == sorted([("mend", f"1-{dead}"), ("mend", f"1-{own}"), ("restore", "5.0")])
     done.clear()
     asyncio.run(Toolbox(Runs(), NodeLink()).recover())
     assert done == [], "a node without a link of its own"

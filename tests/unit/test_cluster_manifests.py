@@ -133,6 +133,13 @@ def test_both_manifests_of_kuberay_describe_the_same_cluster() -> None:
     assert len(images) == 1
 
 
+def test_the_user_of_the_image_may_write_to_the_volume_of_the_head() -> None:
+    """A fresh disk belongs to root. Ray's images run as `ray`, of the group 100."""
+    for name in KUBERAY:
+        pod = cluster_spec(name)["headGroupSpec"]["template"]["spec"]
+        assert pod["securityContext"] == {"fsGroup": 100}
+
+
 def test_all_run_the_version_of_ray_that_is_pinned() -> None:
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     (pinned,) = re.findall(r"^ray==(\S+)$", pins, re.M)

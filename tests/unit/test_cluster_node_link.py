@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -11,8 +12,10 @@ from typing import Any, ClassVar
 import pytest
 
 from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.processes import marked
 from rayhive.cluster.node.runs import Runs
 from rayhive.cluster.node.tools import Toolbox
+from rayhive.cluster.testbed.link_changes import LinkChanges
 from rayhive.faults.node_tools import Arrived, FlapState, LinkChange
 from rayhive.spec import Link
 
@@ -22,27 +25,94 @@ MADE = Link(rate_mbit=100.0, delay_ms=10.0, loss=0.0)
 class Veth:
     """A shaped link in memory."""
 
-    def __init__(self) -> None:
-        self.now = MADE
+    now = MADE
+    updates = 0
 
     def update(self, **given: float) -> tuple[Link, Link]:
+        self.updates += 1
         before, self.now = self.now, self.now.model_copy(update=given)
         return before, self.now
 
 
+@dataclass
+class OnOneNode:
+    """The node of a testbed, and the agents of two studies on it."""
+
+    veth: Veth
+    state: Any
+    node: Any
+    other: int  # a process that lives
+    link: NodeLink
+
+    def change_by(self, maker: str, **given: float) -> None:
+        """Change the link as another process does."""
+        LinkChanges(self.state, self.node).add(maker, given)
+
+
 @pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> NodeLink:
-    veth = Veth()
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnOneNode:
+    veth, node = Veth(), SimpleNamespace(index=1, link=MADE)
+    state = SimpleNamespace(folder=tmp_path, node=lambda number: node)
+    monkeypatch.setattr("rayhive.cluster.testbed.state.load", lambda folder: state)
+    for module in ("veth", "link_changes"):
+        monkeypatch.setattr(f"rayhive.cluster.testbed.{module}.Veth", lambda *_: veth)
+    return OnOneNode(veth, state, node, os.getppid(), NodeLink("folder", 1))
 
-    async def do(self: NodeLink, step: Callable[[Any, Any], Any]) -> Any:
-        return step(None, SimpleNamespace(link=MADE))
 
-    async def with_veth(self: NodeLink, step: Callable[[Any], Any]) -> Any:
-        return step(veth)
+@pytest.fixture
+def link(here: OnOneNode) -> NodeLink:
+    return here.link
 
-    monkeypatch.setattr(NodeLink, "_do", do)
-    monkeypatch.setattr(NodeLink, "_with_veth", with_veth)
-    return NodeLink("folder", 1)
+
+def test_an_agent_undoes_only_what_no_other_living_one_has_changed(here: OnOneNode) -> None:
+    """An agent belongs to one study; the nodes of a testbed may be shared by several."""
+    here.change_by(marked("f0", here.other), rate_mbit=5.0)
+    here.change_by(f"{here.other}.1-f0", delay_ms=80.0, loss=0.5)  # its pid was given anew
+    here.change_by(marked("f1", here.other), loss=0.1)
+    assert asyncio.run(here.link.restore()) == Link(rate_mbit=5.0, delay_ms=10.0, loss=0.1)
+    updates = here.veth.updates
+    assert asyncio.run(here.link.restore()) == Link(rate_mbit=5.0, delay_ms=10.0, loss=0.1)
+    assert here.veth.updates == updates, "packets on their way would be lost"
+
+
+def test_the_end_of_a_change_leaves_that_of_another_agent(here: OnOneNode) -> None:
+    async def go() -> None:
+        await here.link.change(LinkChange(rate_mbit=5.0), "f0")
+        here.change_by(marked("f0", here.other), rate_mbit=1.0)
+        assert (await here.link.undo("f0")).rate_mbit == 1.0
+
+    asyncio.run(go())
+
+
+def test_a_change_that_was_not_made_is_not_kept(
+    here: OnOneNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+            broken.setattr(Veth, "update", lambda self, **_: 1 / 0)
+            await here.link.change(LinkChange(rate_mbit=5.0), "f0")
+        await here.link.change(LinkChange(rate_mbit=1.0), "f1")
+        assert await here.link.undo("f1") == MADE
+
+    asyncio.run(go())
+
+
+def test_a_link_that_changes_although_its_agent_dies_meanwhile_is_restored(
+    here: OnOneNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting is written after the kernel has it."""
+    before = Veth.update
+
+    def update(self: Veth, **given: float) -> tuple[Link, Link]:
+        (recorded,) = here.state.folder.glob("changes-1.json")
+        assert "f0" in recorded.read_text()
+        return before(self, **given)
+
+    monkeypatch.setattr(Veth, "update", update)
+    here.change_by(f"{here.other}.1-f0", rate_mbit=5.0)
+    here.veth.now, updates = MADE, here.veth.updates
+    assert asyncio.run(here.link.restore()) == MADE
+    assert here.veth.updates == updates + 1
 
 
 def test_a_flapping_link_is_up_although_another_node_is_cut(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,47 @@ def test_a_driver_is_stopped_also_between_two_replicates(
         f"the sweep (pid {driver.pid}) between two replicates"
     ]
     assert driver.wait(10) == -signal.SIGTERM
+
+
+def test_a_pid_that_is_reused_while_events_are_read_gets_no_signal(
+    place: Path, tmp_path: Path, driver: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_runs.note(place, written(tmp_path, 0, ended=False))
+    (found,) = own_runs.drivers()
+    assert (found.pid, found.started) == (driver.pid, started(driver.pid))
+    earlier = replace(found, started=found.started - 1)
+    monkeypatch.setattr(own_runs, "drivers", lambda: iter([earlier]))
+    control.stop_study(None, "tiny")
+    assert driver.poll() is None
+
+
+def test_all_drivers_of_a_study_are_stopped_before_the_first_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After its signal the first one reads until the second one, the only writer, has ended."""
+    code = """if True:
+        import os, signal
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(len(os.read(0, 1))))
+        print(flush=True)
+        signal.pause()
+    """
+    reads, writes = os.pipe()
+    first = subprocess.Popen([sys.executable, "-c", code], stdin=reads, stdout=subprocess.PIPE)
+    second = subprocess.Popen(["sleep", "300"], stdout=writes)
+    for end in (reads, writes):
+        os.close(end)
+    try:
+        assert first.stdout is not None and first.stdout.readline()
+        starts = [(process.pid, started(process.pid) or 0) for process in (first, second)]
+        both = [own_runs.Driver(pid, start, "tiny", ()) for pid, start in starts]
+        monkeypatch.setattr(own_runs, "drivers", lambda: iter(both))
+        monkeypatch.setattr(control, "_STOP_TIMEOUT", 10.0)
+        assert len(control.stop_study(None, "tiny")) == 2
+        assert (first.wait(1), second.wait(1)) == (0, -signal.SIGTERM)
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
 
 
 def test_a_testbed_has_an_owner_while_that_lives(

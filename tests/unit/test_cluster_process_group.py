@@ -173,6 +173,53 @@ def test_only_directories_of_dead_owners_are_orphaned(tmp_path: Path) -> None:
     assert process_group.owned(tmp_path) == [(paths["living"], os.getpid())]
 
 
+def claimed_in(directory: Path, pid: int, here: tuple[str, str, str]) -> None:
+    """Claim a directory for a process of a machine of this description."""
+    directory.mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process_group, "place", lambda: here)
+        process_group.claim(directory, pid)
+
+
+@pytest.mark.parametrize("part", [0, 2], ids=["host", "pid namespace"])
+def test_a_directory_of_another_machine_or_container_is_left_alone(
+    part: int, tmp_path: Path
+) -> None:
+    """As on a shared file system, or of two containers with one /tmp. The pid is absent here."""
+    there = list(process_group.place())
+    there[part] = "other"
+    directory = tmp_path / f"{process_group.DIRECTORY_PREFIX}x"
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    claimed_in(directory, child.pid, (there[0], there[1], there[2]))
+    assert process_group.owned(tmp_path) == []  # the pid is that of another process
+    child.communicate(b"\n")
+    process_group.clear_orphaned(tmp_path)
+    assert process_group.orphaned(tmp_path) == process_group.owned(tmp_path) == []
+    assert directory.is_dir()
+
+
+def test_after_a_reboot_the_files_are_removed_and_nothing_is_signalled(tmp_path: Path) -> None:
+    """The recorded pids belong to other processes."""
+    directory = tmp_path / f"{process_group.DIRECTORY_PREFIX}x"
+    host, _, namespace = process_group.place()
+    claimed_in(directory, os.getpid(), (host, "earlier", namespace))
+    left = tmp_path / "hivemind-left.sock"
+    left.touch()
+    with (directory / "log").open("w") as log:
+        other = subprocess.Popen(["sleep", "300"], stdout=log, start_new_session=True)
+    owned = OwnedProcesses(other.pid, sockets={str(left)})
+    owned.note()
+    owned.save(directory / f"p{process_group.RECORD_SUFFIX}")
+    try:
+        assert process_group.owned(tmp_path) == []
+        process_group.clear_orphaned(tmp_path)
+        assert not directory.exists() and not left.exists()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
 def test_directories_of_other_users_are_passed_over() -> None:
     """As of a testbed of root, on a machine that others use, too."""

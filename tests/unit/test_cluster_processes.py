@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.node import forkserver_manager
+from rayhive.cluster.node import forkserver_manager, machine
 from rayhive.cluster.node.forkserver_manager import ForkserverManager, tail
 from rayhive.cluster.node.process_group import records
 from rayhive.cluster.node.processes import started
@@ -132,10 +133,46 @@ def test_the_events_of_a_round_come_in_one_call(
     asyncio.run(body())
 
 
-def test_a_death_is_reported_with_its_signal(folder: Path) -> None:
+def test_a_death_is_reported_with_its_signal_and_the_last_lines(folder: Path) -> None:
     async def body(process: PeerProcess, actor: HostedPeer) -> None:
+        assert await actor.command(Start(), "1")
+        taken = len(await until(actor, PeerReady))
         await actor.kill()
-        assert (await until(actor, Exited))[-1].exit_code == -signal.SIGKILL
+        end = (await until(actor, Exited, taken))[-1]
+        assert end.exit_code == -signal.SIGKILL
+        assert end.last_lines == "the last words"
+
+    with_peer(folder, body, says="the last words")
+
+
+def test_a_peer_process_tells_the_machine_that_it_is_on(folder: Path) -> None:
+    async def body(process: PeerProcess, actor: HostedPeer) -> None:
+        assert process.hardware == machine.hardware()
+        assert process.versions == machine.versions()
+
+    with_peer(folder, body)
+
+
+@pytest.mark.parametrize("code", [None, errno.ENOSYS, errno.EPERM])
+def test_a_peer_is_followed_without_pidfds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: int | None
+) -> None:
+    """Of a Python without them, of a kernel before 5.3, and of a container that forbids them."""
+
+    def refused(pid: int, flags: int = 0) -> int:
+        assert code is not None
+        raise OSError(code, os.strerror(code))
+
+    if code is None:
+        monkeypatch.delattr(os, "pidfd_open")
+    else:
+        monkeypatch.setattr(os, "pidfd_open", refused)
+
+    async def body(process: PeerProcess, actor: HostedPeer) -> None:
+        assert await actor.command(Start(), "1")
+        taken = len(await until(actor, PeerReady))
+        await actor.kill()
+        assert (await until(actor, Exited, taken))[-1].exit_code == -signal.SIGKILL
 
     with_peer(folder, body)
 

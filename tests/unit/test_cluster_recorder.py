@@ -88,6 +88,20 @@ def test_a_death_is_a_loss_unless_the_peer_had_finished(intake: Intake) -> None:
     assert lost.reason == "its process was killed by signal 9"
 
 
+def test_the_log_of_a_peer_on_another_node_comes_with_its_end(intake: Intake) -> None:
+    intake.receive("peer-0", Exited(-9, last_lines="written elsewhere"))
+    assert intake.table.trouble() == (
+        "peer-0: its process was killed by signal 9; its log ends with: written elsewhere"
+    )
+
+
+def test_a_peer_whose_actor_is_gone_has_no_last_lines_if_its_log_is_elsewhere(
+    intake: Intake,
+) -> None:
+    intake.receive("peer-0", Exited(reason="its actor died"))
+    assert intake.table.trouble() == "peer-0: its actor died"
+
+
 def test_the_exit_of_a_peer_that_was_asked_to_is_no_loss(intake: Intake) -> None:
     intake.recorder.shutting_down = True
     intake.receive("peer-0", Exited(-9))

@@ -324,6 +324,21 @@ def test_provenance(plain: Row) -> None:
     assert plain["ended"] == "2025-06-15T15:07:40Z"
 
 
+def test_provenance_is_that_of_the_machines_of_the_peers() -> None:
+    """The supervisor may be on a head node without the peers' GPUs."""
+    log = Log()
+    events = log.events()
+    for number in range(2):
+        facts = {"versions": {"torch": f"2.{number}"}, "hardware": f"{number} x H200"}
+        spawned = make_event(
+            "peer_spawned", f"peer-{number}", node="n", host="h", pid=1 + number, **facts
+        )
+        events.append(spawned.model_dump())
+    columns = timeline_row(timeline_of(log.spec, events))
+    assert columns["hardware"] == "0 x H200; 1 x H200"
+    assert columns["versions"] == "torch 2.0; torch 2.1"
+
+
 def test_provenance_falls_back_to_the_peers() -> None:
     log = Log()
     events = [event for event in log.events() if event["kind"] != "replicate_started"]

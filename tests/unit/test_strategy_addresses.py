@@ -13,7 +13,15 @@ from unittest import mock
 import pytest
 from hivemind.utils.multiaddr import Multiaddr
 
-from rayhive.membership.addresses import initial_peers, join_message, reachable, same_command
+from rayhive.errors import ConfigError
+from rayhive.membership.addresses import (
+    initial_peers,
+    join_message,
+    reachable,
+    same_command,
+    tcp_address,
+)
+from rayhive.strategy.dht import start_on_host
 from rayhive.strategy.strategy import HivemindStrategy
 
 ONE = "/ip4/10.0.0.1/tcp/1/p2p/12D3KooWE1wLERt3YbuCM1kNJfxCLi3NWmZHcP5163sJwzdbqoUe"
@@ -134,3 +142,24 @@ def test_the_line_of_the_documented_example_starts_it_again(tmp_path: Path) -> N
     told = run(["python", "train.py", "--rounds", "3"])
     assert told == "python train.py --rounds 3"
     assert run(shlex.split(told)) == told
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("10.0.0.1", "/ip4/10.0.0.1/tcp/0"),
+        ("::1", "/ip6/::1/tcp/0"),
+        ("fd00::2", "/ip6/fd00::2/tcp/0"),
+    ],
+)
+def test_a_peer_listens_on_an_address_of_either_version(host: str, expected: str) -> None:
+    assert tcp_address(host) == expected
+    assert str(Multiaddr(expected)) == expected
+    with mock.patch("hivemind.DHT") as dht:
+        start_on_host(host)
+    assert dht.call_args.kwargs["host_maddrs"] == [expected]
+
+
+def test_a_name_is_no_address_to_listen_on() -> None:
+    with pytest.raises(ConfigError, match="host: 'gpu-1' is not valid: an IPv4 or IPv6 address"):
+        tcp_address("gpu-1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import tempfile
 import time
@@ -25,6 +26,8 @@ from rayhive.cluster.node.runs import Runs
 from rayhive.cluster.node.tools import Toolbox
 from rayhive.crash_points import crash_point
 from rayhive.faults.node_tools import Verb
+
+log = logging.getLogger("rayhive.cluster")
 
 _TICK = 15.0
 #: Time without a replicate after which an agent ends with its forkserver [s].
@@ -225,13 +228,19 @@ class NodeAgent:
 
     async def _drop_orphaned_runs(self) -> None:
         for run_id in list(self._runs):
-            # one that lives clears up after its replicates, or exits
-            if await asyncio.to_thread(actors.find, self._supervisors.get(run_id, "")) is None:
-                await self.cleanup(run_id)
+            supervisor = self._supervisors.get(run_id, "")
+            try:
+                # one that lives clears up after its replicates, or exits
+                if await asyncio.to_thread(actors.find, supervisor) is None:
+                    await self.cleanup(run_id)
+            except Exception:  # without an answer of Ray, the supervisor may live
+                log.exception("the run %s is looked at again in %g s", run_id, _TICK)
 
     async def _exit(self) -> None:
-        await self._end()
-        ray.get_runtime_context().current_actor.leave.remote()
+        try:
+            await self._end()
+        finally:
+            ray.get_runtime_context().current_actor.leave.remote()
 
     async def _end(self) -> None:
         self._ended.set()

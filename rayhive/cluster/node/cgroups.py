@@ -7,7 +7,7 @@ import errno
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rayhive.cluster.node.processes import started, wait_until
@@ -29,6 +29,14 @@ def own(controller: str, proc: Path = Path("/proc/self")) -> tuple[int, Path]:
     Raises:
         ClusterError: No such hierarchy is mounted.
     """
+    for version, _, folder in _hierarchies(controller, proc):
+        if version == 1 or controller in _words(folder / "cgroup.controllers"):
+            return version, folder
+    raise ClusterError(f"no control groups for {controller} are mounted")
+
+
+def _hierarchies(controller: str, proc: Path) -> Iterator[tuple[int, Path, Path]]:
+    """Yield version, mount point and own group of each hierarchy that may have a controller."""
     paths = {}
     for line in (proc / "cgroup").read_text(encoding="utf-8").splitlines():
         _, names, path = line.split(":", 2)
@@ -39,12 +47,9 @@ def own(controller: str, proc: Path = Path("/proc/self")) -> tuple[int, Path]:
         root, point = before.split()[3:5]
         kind, _, options = after.split(maxsplit=2)
         if kind == "cgroup" and controller in options.split(","):
-            return 1, _below(Path(point), root, paths.get(controller, "/"))
+            yield 1, Path(point), _below(Path(point), root, paths.get(controller, "/"))
         if kind == "cgroup2" and "" in paths:
-            found = _below(Path(point), root, paths[""])
-            if controller in _words(found / "cgroup.controllers"):
-                return 2, found
-    raise ClusterError(f"no control groups for {controller} are mounted")
+            yield 2, Path(point), _below(Path(point), root, paths[""])
 
 
 def _below(point: Path, root: str, path: str) -> Path:
@@ -93,10 +98,27 @@ def limit(folder: Path, cores: float | None, period_us: int) -> None:
         raise ClusterError(f"{folder} takes no CPU quota: {error}") from error
 
 
+def quota(proc: Path = Path("/proc/self")) -> float:
+    """Return the CPU time that this process's groups and their ancestors allow [s/s].
+
+    It is infinity without a limit. A container has the limit of its own group.
+    """
+    least = math.inf
+    with contextlib.suppress(OSError):
+        for _, point, folder in _hierarchies("cpu", proc):
+            above = [parent for parent in folder.parents if parent.is_relative_to(point)]
+            least = min(least, *map(_cores, (folder, *above)))
+    return least
+
+
 def _cores(folder: Path) -> float:
-    """Return the limit of a group of version 2 [s/s]; infinity if it has none."""
-    quota, period = (*_words(folder / "cpu.max"), "max", "1")[:2]
-    return math.inf if quota == "max" else int(quota) / int(period)
+    """Return the limit of a group of version 1 or 2 [s/s]; infinity if it has none."""
+    words = _words(folder / "cpu.max")
+    if not words:
+        words = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+    if len(words) != 2 or words[0] in ("max", "-1"):
+        return math.inf
+    return int(words[0]) / int(words[1])
 
 
 def members(folder: Path) -> list[int]:

@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from rayhive.cluster.node.processes import is_of_another, marked
 from rayhive.cluster.testbed.config import NODE_VARIABLE, TESTBED_VARIABLE
 from rayhive.errors import ClusterError
 from rayhive.faults.node_tools import Arrived, LinkChange, LinkMeasurement
 from rayhive.spec import Link
 
 if TYPE_CHECKING:
+    from rayhive.cluster.testbed.link_changes import LinkChanges
     from rayhive.cluster.testbed.state import NodeState, TestbedState
     from rayhive.cluster.testbed.veth import Veth
 
@@ -35,9 +37,6 @@ class NodeLink:
         variable = os.environ.get(NODE_VARIABLE)
         self._folder = os.environ.get(TESTBED_VARIABLE) if folder is None else folder
         self._number = int(variable) if number is None and variable is not None else number
-        # Present changes by name, oldest first.
-        self._changes: dict[str, dict[str, float]] = {}
-        self._lock = asyncio.Lock()  # of the changes and the setting that they make
 
     @property
     def exists(self) -> bool:
@@ -64,10 +63,7 @@ class NodeLink:
             name: Name of the change, for :meth:`undo`.
         """
         given = to.model_dump(exclude_none=True)
-        async with self._lock:
-            before = await self._with_veth(lambda veth: veth.update(**given)[0])
-            self._changes[name] = {**self._changes.pop(name, {}), **given}
-        return before
+        return await self._with_changes(lambda changes: changes.add(marked(name), given))
 
     async def undo(self, name: str) -> Link:
         """Undo a change. The newest change that is left, or the testbed, gives the values.
@@ -75,22 +71,15 @@ class NodeLink:
         Returns:
             The setting afterwards.
         """
-        async with self._lock:
-            values = await self._do(lambda state, node: node.link.model_dump())
-            for other, change in self._changes.items():
-                values |= change if other != name else {}
-            given = {key: values[key] for key in self._changes.get(name, {})}
-            now = await self._with_veth(lambda veth: veth.update(**given)[1])
-            self._changes.pop(name, None)  # only now: a stop that failed is repeated
-        return now
+        return await self._with_changes(lambda changes: changes.remove(marked(name)))
 
     async def restore(self) -> Link:
-        """Restore the link's setting in the testbed's configuration, and return it."""
-        async with self._lock:
-            made = await self._do(lambda state, node: node.link.model_dump())
-            now = await self._with_veth(lambda veth: veth.update(**made)[1])
-            self._changes.clear()
-        return now
+        """Restore the testbed's setting, but for changes of other processes that live.
+
+        Returns:
+            The setting afterwards.
+        """
+        return await self._with_changes(lambda changes: changes.restore(is_of_another))
 
     async def counters(self) -> dict[str, int]:
         """Return the bytes and packets that passed the node's data interface, and the drops."""
@@ -136,11 +125,17 @@ class NodeLink:
 
         return await self._do(lambda state, node: network.mend(state.switch, _chain(node, name)))
 
-    async def mend_all(self) -> None:
-        """Undo every cut of the node."""
+    async def mend_left(self) -> None:
+        """Undo every cut of the node, but for those of other processes that live."""
         from rayhive.cluster.testbed import network
 
-        await self._do(lambda state, node: network.mend_all(state.switch, _chain(node, "")))
+        def mend(state: TestbedState, node: NodeState) -> None:
+            prefix = f"{node.index}-"
+            for chain in network.cuts(state.switch):
+                if chain.startswith(prefix) and not is_of_another(chain.removeprefix(prefix)):
+                    network.mend(state.switch, chain)
+
+        await self._do(mend)
 
     async def reach(self, address: str, count: int = 10, patience_s: float = 1.0) -> Arrived:
         """Send probe packets to another node's data address, and from there to this node.
@@ -185,10 +180,16 @@ class NodeLink:
 
         return await self._do(lambda state, node: do(Veth(state, node)))
 
+    async def _with_changes(self, do: Callable[[LinkChanges], T]) -> T:
+        from rayhive.cluster.testbed.link_changes import LinkChanges
+
+        return await self._do(lambda state, node: do(LinkChanges(state, node)))
+
 
 def _others(state: TestbedState, node: NodeState) -> list[str]:
     return [other.data_address for other in state.nodes if other.index != node.index]
 
 
 def _chain(node: NodeState, name: str) -> str:
-    return f"{node.index}-{name}"
+    """Return the name of a cut: that of its node and its maker, which recovery goes by."""
+    return f"{node.index}-{marked(name)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import platform
 import socket
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from rayhive.cluster.node import cgroups
 
 #: A unix socket's path has at most 107 bytes; Ray appends about 64 to its directory.
 _LONGEST_BASE = 28
@@ -49,10 +52,17 @@ def facts() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory": psutil.virtual_memory().total,
         "gpus": gpu_names(),
     }
+
+
+def cores() -> int:
+    """Return the cores that this process may use, by its affinity and its quota of CPU time."""
+    usable = len(os.sched_getaffinity(0))
+    quota = cgroups.quota()
+    return usable if quota >= usable else max(1, math.ceil(quota))
 
 
 def boot_id() -> str | None:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from rayhive.cluster.node import machine
 from rayhive.cluster.node.processes import await_owner, group_of, started, stat, wait_until
 from rayhive.files import write_atomically
 
@@ -208,11 +209,15 @@ def clear(directory: Path, patience: float = 5.0) -> None:
         patience: Time for its processes to end by themselves [s].
     """
     owner = _owner(directory)
-    wait_until(lambda: not _users_of(directory, owner), patience, every=0.05)
-    for pid in _users_of(directory, owner):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    clear_records(directory)
+    if owner.rebooted:  # the recorded pids belong to other processes now
+        for socket in [path for _, owned in records(directory) for path in owned.sockets]:
+            _unlink(Path(socket))
+    else:
+        wait_until(lambda: not _users_of(directory, owner.pid), patience, every=0.05)
+        for pid in _users_of(directory, owner.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        clear_records(directory)
     remove_tree(directory, OWNER_FILE)
 
 
@@ -299,22 +304,54 @@ def _users_of(directory: Path, owner: int | None) -> list[int]:
     return found
 
 
+def place() -> tuple[str, str, str]:
+    """Return the host, the boot of its kernel and the PID namespace, in which a pid is valid."""
+    namespace = None
+    with contextlib.suppress(OSError):
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    host, boot = os.uname().nodename, machine.boot_id()
+    return host or "unknown", boot or "unknown", str(namespace or "unknown")
+
+
 def claim(directory: Path, pid: int) -> None:
-    """Record ``pid`` as the owner of a private directory."""
-    (directory / OWNER_FILE).write_text(f"{pid} {started(pid)}", encoding="utf-8")
+    """Record a process as the owner of a private directory."""
+    text = " ".join(map(str, (pid, started(pid), *place())))
+    write_atomically(directory / OWNER_FILE, text, durable=False)
 
 
-def _owner(directory: Path) -> int | None:
-    """Return the pid of the directory's owner; None if it is dead."""
+@dataclass(frozen=True)
+class _Owner:
+    """Owner of a private directory.
+
+    Attributes:
+        pid: Its pid if it lives here; None otherwise.
+        elsewhere: Whether it is of another host or container, where it may live.
+        rebooted: Whether this host has booted since, which ended all of its processes.
+    """
+
+    pid: int | None = None
+    elsewhere: bool = False
+    rebooted: bool = False
+
+
+def _owner(directory: Path) -> _Owner:
     try:
-        pid, start = (directory / OWNER_FILE).read_text(encoding="utf-8").split()
-        return int(pid) if started(int(pid)) == int(start) else None
-    except (OSError, ValueError):
-        return None
+        pid, start, *there = (directory / OWNER_FILE).read_text(encoding="utf-8").split()
+        if there:  # earlier versions of rayhive recorded pid and start time only
+            host, boot, namespace = place()
+            if there[0] != host:
+                return _Owner(elsewhere=True)
+            if there[1] != boot:
+                return _Owner(rebooted=True)
+            if there[2] != namespace:
+                return _Owner(elsewhere=True)
+        return _Owner(int(pid) if started(int(pid)) == int(start) else None)
+    except (OSError, ValueError, IndexError):
+        return _Owner()
 
 
-def _private(base: Path) -> Iterator[tuple[Path, int | None]]:
-    """Yield this user's private directories below ``base``, and the pids of living owners."""
+def _private(base: Path) -> Iterator[tuple[Path, _Owner]]:
+    """Yield this user's private directories below ``base``, and their owners."""
     for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*")):
         try:
             mine = directory.stat().st_uid == os.geteuid() and (directory / OWNER_FILE).exists()
@@ -326,7 +363,8 @@ def _private(base: Path) -> Iterator[tuple[Path, int | None]]:
 
 def owned(base: Path) -> list[tuple[Path, int]]:
     """Return the private directories below ``base`` with living owners, and the owners' pids."""
-    return [(directory, pid) for directory, pid in _private(base) if pid is not None]
+    found = ((directory, owner.pid) for directory, owner in _private(base))
+    return [(directory, pid) for directory, pid in found if pid is not None]
 
 
 def clear_orphaned(base: Path) -> None:
@@ -337,7 +375,8 @@ def clear_orphaned(base: Path) -> None:
 
 def orphaned(base: Path) -> list[Path]:
     """Return the private directories below ``base`` with dead owners."""
-    return [directory for directory, pid in _private(base) if pid is None]
+    found = _private(base)
+    return [path for path, owner in found if owner.pid is None and not owner.elsewhere]
 
 
 if __name__ == "__main__":

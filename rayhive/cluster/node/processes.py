@@ -7,6 +7,7 @@ the owner left. A reaper has to start fast, so this module needs the standard li
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,26 @@ def started(pid: int) -> int | None:
     """
     fields = stat(pid)
     return None if fields is None else int(fields[19])
+
+
+def marked(name: str, maker: int | None = None) -> str:
+    """Return a name for a kernel object, or for a part of a file, that tells its maker.
+
+    Args:
+        name: The name, unique among those of the maker.
+        maker: Pid of the maker; this process by default.
+    """
+    pid = os.getpid() if maker is None else maker
+    return f"{pid}.{started(pid)}-{name}"
+
+
+def is_of_another(name: str) -> bool:
+    """Return whether the maker in a name of :func:`marked` is another process, which still runs."""
+    found = re.match(r"(\d+)\.(\d+)-", name)
+    if found is None:
+        return False
+    pid, start = int(found[1]), int(found[2])
+    return pid != os.getpid() and started(pid) == start
 
 
 def group_of(leader: int) -> list[int]:

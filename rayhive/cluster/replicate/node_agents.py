@@ -21,9 +21,10 @@ from rayhive.spec.replicate import ReplicateSpec
 
 #: Longest wait for an answer [s]: Ray itself notices an unreachable node much later.
 ANSWER_TIMEOUT = 10.0
-#: Longest wait for the cleanup of a node [s]; on a busy machine the end of many processes is slow.
-CLEANUP_TIMEOUT = 60.0
-_SLOW = (NodeAgent.cleanup.__name__, NodeAgent.orphans.__name__)
+#: Longest wait for the cleanup of a node and for its tools [s]: the end of many processes is slow
+#: on a busy machine, and so is the proof of a fault on a slow link.
+SLOW_TIMEOUT = 60.0
+_SLOW = {m.__name__ for m in (NodeAgent.cleanup, NodeAgent.orphans, NodeAgent.use_tool)}
 #: Numbers the calls of this process, for actors that perform a repeated call once.
 CALL_NUMBERS = itertools.count()
 
@@ -105,7 +106,7 @@ class NodeAgents:
             raise ClusterError(f"there is no agent on node {node}")
         key = f"{self._spec.run_id}-{next(CALL_NUMBERS)}"
         call = partial(self._agents[node].call.remote, key, method.__name__, *args, **kwargs)
-        timeout = CLEANUP_TIMEOUT if method.__name__ in _SLOW else ANSWER_TIMEOUT
+        timeout = SLOW_TIMEOUT if method.__name__ in _SLOW else ANSWER_TIMEOUT
         answer: Coroutine[Any, Any, T] = asyncio.wait_for(repeated(call, timeout), timeout)
         try:
             return (await gather([answer]))[0]

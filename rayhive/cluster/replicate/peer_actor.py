@@ -23,7 +23,9 @@ from rayhive import events
 from rayhive.cluster import actors
 from rayhive.cluster.actors import Once
 from rayhive.cluster.node import machine
+from rayhive.cluster.node.forkserver_manager import tail
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
+from rayhive.cluster.node.processes import started
 from rayhive.errors import PeerError
 from rayhive.spec.commands import Command
 from rayhive.spec.replicate import PeerSpec
@@ -37,6 +39,10 @@ _FOLLOWED = (events.Round, events.Transition)
 _FOLLOWED_WITHIN = 0.05
 _LINE_LIMIT = 2**26
 _SPAWN_TIMEOUT = 20.0
+#: Time between two checks of a peer process where the kernel does not report its death [s].
+_CHECK_EVERY = 0.05
+#: Lines of a peer's log that its end comes with.
+LAST_LINES = 6
 #: Time that the forkserver has to report the exit code of a dead peer [s].
 _EXIT_CODE_TIMEOUT = 1.0
 
@@ -51,10 +57,13 @@ class Exited:
     Attributes:
         exit_code: Exit code, negative for a signal; None if unknown.
         reason: Why the actor cannot be reached; None if the actor noticed the end itself.
+        last_lines: End of the peer's log, which may be on another node; None if the actor cannot be
+            reached.
     """
 
     exit_code: int | None = None
     reason: str | None = None
+    last_lines: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,11 +102,21 @@ class PeerStart:
 
 @dataclass(frozen=True)
 class PeerProcess:
-    """A started peer process: its pid, the name of its host and the id of that kernel's boot."""
+    """A started peer process.
+
+    Attributes:
+        pid: Process id.
+        host: Name of its host.
+        boot: Id of the boot of that kernel.
+        versions: Installed version of each package.
+        hardware: Its machine, on one line.
+    """
 
     pid: int
     host: str
     boot: str | None = None
+    versions: dict[str, str | None] | None = None
+    hardware: str | None = None
 
 
 #: Receives a peer whose process runs, Ray's id of its node, and the process.
@@ -125,6 +144,7 @@ class HostedPeer:
         self._record: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._exit_code: int | None = None
+        self._log = Path()
         self._death: asyncio.Task[None] | None = None
         self._calls = Once()
 
@@ -139,7 +159,7 @@ class HostedPeer:
     async def _start(self, order: PeerStart) -> PeerProcess:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if order.gpus else ""
         env = {"TMPDIR": order.temporary, "CUDA_VISIBLE_DEVICES": devices}
-        self._owned.folder = order.temporary
+        self._owned.folder, self._log = order.temporary, Path(order.log)
         self._record = Path(order.temporary).with_suffix(RECORD_SUFFIX)
         self._owned.save(self._record)
         spec = order.spec.model_dump(mode="json", by_alias=True)
@@ -150,6 +170,7 @@ class HostedPeer:
             )
             self._writer.write(request.encode() + b"\n")
             await self._writer.drain()
+            versions, hardware = machine.versions(), machine.hardware()  # while it forks
             line = await asyncio.wait_for(reader.readline(), _SPAWN_TIMEOUT)
             if not line.endswith(b"\n"):
                 raise ConnectionResetError("it ended before it answered")
@@ -163,7 +184,7 @@ class HostedPeer:
         self._death = asyncio.create_task(_death_of(pid))
         reading = asyncio.create_task(self._read(reader))
         self._ending = asyncio.create_task(self._publish_end(self._death, reading))
-        return PeerProcess(pid, os.uname().nodename, machine.boot_id())
+        return PeerProcess(pid, os.uname().nodename, machine.boot_id(), versions, hardware)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Publish the lines of the peer until its last descendant has closed the connection."""
@@ -188,7 +209,7 @@ class HostedPeer:
         with contextlib.suppress(asyncio.TimeoutError):
             # The forkserver reaps at once, but it may be dead, and forks may hold the connection.
             await asyncio.wait_for(reading, _EXIT_CODE_TIMEOUT)
-        await self._publish(Exited(self._exit_code))
+        await self._publish(Exited(self._exit_code, last_lines=tail(self._log, LAST_LINES)))
 
     async def _publish(self, item: StreamItem) -> None:
         async with self._news:
@@ -329,9 +350,12 @@ class PeerAt:
 
 async def _death_of(pid: int) -> None:
     """Wait for the death of a process, which need not be a child of this one."""
+    start = started(pid)
     try:
         pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
+    except (AttributeError, OSError):  # it has ended, or Python, kernel or sandbox has no pidfds
+        while start is not None and started(pid) == start:
+            await asyncio.sleep(_CHECK_EVERY)
         return
     loop, died = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pidfd, died.set)

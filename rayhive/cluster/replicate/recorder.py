@@ -175,11 +175,12 @@ class Recorder:
             return
         text = end.reason or f"its process {ending(end.exit_code)}"
         known = self._peer_table.peers[name].error
-        last_lines = tail(peer_actor.log_of(self._log.path.parent, name), 6)
+        log, last_lines = peer_actor.log_of(self._log.path.parent, name), end.last_lines
+        if last_lines is None and log.exists():  # it is on this node
+            last_lines = tail(log, peer_actor.LAST_LINES)
+        shown = text if last_lines is None else f"{text}; its log ends with: {last_lines}"
         # only the loss of its actor has a reason of its own
-        self._peer_table.lost(
-            name, f"{text}; its log ends with: {last_lines}", actor_lost=end.reason is not None
-        )
+        self._peer_table.lost(name, shown, actor_lost=end.reason is not None)
         self.write(PeerLost(peer=name, exit_code=end.exit_code, reason=known or text))
 
     def spawned(self, cause: str | None) -> peer_actor.Started:
@@ -197,6 +198,8 @@ class Recorder:
                     life=peer.incarnation,
                     cause=cause,
                     boot=process.boot,
+                    versions=process.versions,
+                    hardware=process.hardware,
                 )
             )
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from functools import partial
+from typing import TypeAlias
 
 from rayhive.columns import Column, Row, in_group
-from rayhive.events import PeerReady, ReplicateFinished, ReplicateStarted
+from rayhive.events import PeerReady, PeerSpawned, ReplicateFinished, ReplicateStarted
 from rayhive.metrics.folds import Common, Reduced
 from rayhive.metrics.group import MetricGroup
 from rayhive.timeline import Timeline
 
+#: Events that tell the versions and the hardware of a process.
+_Facts: TypeAlias = Sequence[ReplicateStarted] | Sequence[PeerSpawned] | Sequence[PeerReady]
 _text = partial(Column, type="text", fold=Common(), in_table=False)
 
 
@@ -20,9 +23,9 @@ class Provenance(MetricGroup):
 
     * ``git_revision``: of the driver's code; None if that is no checkout.
     * ``code``: fingerprint of the user's code and data; None if there is neither.
-    * ``versions``: ``name version`` of the important packages, as reported by the supervisor, or
-      else by the peers.
-    * ``hardware``: of the machines, from the same source; several are joined.
+    * ``versions``: ``name version`` of the important packages where the peers run; several are
+      joined. Old logs have those of the supervisor's machine only.
+    * ``hardware``: of the machines, from the same source.
     * ``started``, ``ended``: UTC time of the supervisor's first and last event. ``ended`` is None
       until the replicate has ended.
     """
@@ -40,18 +43,23 @@ class Provenance(MetricGroup):
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
         started, ended = timeline.of(ReplicateStarted)[:1], timeline.of(ReplicateFinished)[-1:]
-        ready = timeline.of(PeerReady)
+        sources: list[_Facts] = [timeline.of(PeerSpawned), started, timeline.of(PeerReady)]
         return {
             "git_revision": timeline.spec.git_revision,
             "code": timeline.spec.code,
-            "versions": _versions(started) or _versions(ready),
-            "hardware": _joined(e.hardware for e in started) or _joined(e.hardware for e in ready),
+            "versions": next(filter(None, map(_versions, sources)), None),
+            "hardware": next(filter(None, map(_hardware, sources)), None),
             "started": _utc(started[0].t) if started else None,
             "ended": _utc(ended[0].t) if ended else None,
         }
 
 
-def _versions(events: Iterable[ReplicateStarted | PeerReady]) -> str | None:
+def _hardware(events: _Facts) -> str | None:
+    """Return the machines, each once."""
+    return _joined(event.hardware for event in events)
+
+
+def _versions(events: _Facts) -> str | None:
     """Return the installed packages, each with its version."""
     versions = (event.versions or {} for event in events)
     return _joined(", ".join(f"{name} {v}" for name, v in each.items() if v) for each in versions)

@@ -153,7 +153,10 @@ class Toolbox:
             await tool.stop()
 
     async def recover(self) -> None:
-        """Undo effects that a dead agent left on the node; without runs only."""
+        """Undo effects that dead agents, or this one, left on the node; without runs only.
+
+        Agents of other studies may have runs on the node: what they do stays.
+        """
         for _, offered in NODE_TOOLS.items():
             with contextlib.suppress(OSError):
                 await offered.implementation.recover(self._link)

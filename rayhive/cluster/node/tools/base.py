@@ -81,5 +81,8 @@ class Tool(ABC, Generic[ArgsT, StateT]):
 
     @classmethod
     async def recover(cls, link: NodeLink) -> None:
-        """Undo effects that outlived the agent that caused them; called without any runs."""
+        """Undo effects that outlived the agent that caused them; called without any runs.
+
+        Agents of other studies may be active on the node.
+        """
         return

@@ -41,6 +41,6 @@ class CutTool(Tool[CutArgs, CutState]):
 
     @classmethod
     async def recover(cls, link: NodeLink) -> None:
-        """Mend every cut of the node."""
+        """Mend every cut of the node that no other living agent has made."""
         if link.exists:
-            await link.mend_all()
+            await link.mend_left()

@@ -45,6 +45,6 @@ class LinkShapingTool(Tool[LinkChange, LinkState]):
 
     @classmethod
     async def recover(cls, link: NodeLink) -> None:
-        """Restore the whole link."""
+        """Restore the link, but for the changes that another living agent has made."""
         if link.exists:
             await link.restore()
