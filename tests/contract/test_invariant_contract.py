@@ -219,17 +219,21 @@ def more_in_rounds_than_computed(story: Story) -> None:
 
 def a_long_wait(story: Story) -> None:
     """Peer 0 makes no round for longer than an averaging may take, while nothing is broken."""
-    late = [event for event in story.events if event["t"] > story.events[0]["t"] + 16.95]
-    for event in late:
-        event["t"] += 60.0
+    wait(story, story.events[0]["t"] + 16.95)
 
 
 def a_longer_wait_than_the_fault(story: Story) -> None:
     """A paused peer is healed and does not go on."""
-    healed = last(story, "fault_healed")["t"]
+    wait(story, last(story, "fault_healed")["t"])
+
+
+def wait(story: Story, since: float) -> None:
+    """Make the training stand still for a minute, in which nobody evaluates."""
     for event in story.events:
-        if event["t"] > healed:
+        if event["t"] > since:
             event["t"] += 60.0
+            if "clock_s" in event:
+                event["clock_s"] += 60.0
 
 
 def never_contributes(story: Story, name: str = "peer-1.1") -> None:
