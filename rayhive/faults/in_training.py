@@ -92,6 +92,10 @@ class InTraining(FaultKind):
     def observe(self, peer: TrainingPeer, round_: int) -> None:
         """Note the gradients of a round, before any fault changes them; called in every round."""
 
+    def forget(self) -> None:
+        """Forget the last gradients that were observed: they enter the next round, as they were."""
+        return
+
     def serve(self, tensors: Tensors) -> Tensors | None:
         """Return what a joiner gets in place of the peer's state; None for the state itself."""
         return None

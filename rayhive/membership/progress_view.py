@@ -59,6 +59,12 @@ class ProgressView:
             return self.view.live_peers()
 
     @property
+    def has_company(self) -> bool:
+        """Whether another live peer takes part in the run, or is on a break."""
+        with self.view.lock:
+            return bool(self.view.company())
+
+    @property
     def newest_round(self) -> int:
         """The last round that a peer of the swarm has finished."""
         with self.view.lock:
@@ -220,6 +226,13 @@ class ProgressView:
         with self.view.lock:
             trained = (p for p in self.view.alive() if p.round > 0 and not p.untrained)
             return frozenset(p.peer_id for p in trained if p.peer_id != own)
+
+    @property
+    def rests(self) -> bool:
+        """Whether all other live peers that have the state of the run are on a break."""
+        with self.view.lock:
+            present = {p.peer_id for p in self.view.participants()}
+            return self.has_company and present.isdisjoint(self.trained_peers())
 
     def wait_for_trained_peer(self, timeout: float, check: Callable[[], None]) -> bool:
         """Wait until another live peer has the state of a round of the run.

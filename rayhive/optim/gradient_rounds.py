@@ -153,7 +153,7 @@ class GradientRounds:
             background_s: Share of it that was spent waiting for background work [s].
         """
         live_peers = self.peer.tracker.swarm.live_peers
-        if live_peers <= 1 and not self.peer.untrained:
+        if not (self.peer.tracker.swarm.has_company or self.peer.untrained):
             self.peer.consistency.stale = False  # no other peer has newer parameters
         counts = self.peer.consistency.gradients_count
         return GradientRound(

@@ -24,6 +24,7 @@ import hivemind
 import torch
 
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager, type_of_sums
+from rayhive.averaging.optimizer_statistics import statistics
 from rayhive.compression.fragments import split
 from rayhive.optim import gossip
 from rayhive.optim.local_rule import FragmentSGD, LocalStepsRule
@@ -237,7 +238,12 @@ class LocalSteps:
     def _begin_anew(self) -> None:
         """Drop what a batch has made infinite: progress, and statistics of the inner optimizer."""
         self.drop()
-        self.inner.state.clear()
+        if self.rule.inner_state == "average":  # averagers hold these very tensors
+            with torch.no_grad():
+                for each in statistics(self.inner):
+                    each.zero_()
+        else:
+            self.inner.state.clear()
         self.averager.local_samples_accumulated = self.averager.local_times_accumulated = 0
 
     @torch.no_grad()

@@ -114,9 +114,11 @@ class ParameterRounds:
             elif not complete:
                 self.peer.consistency.note_failure(round_)
             else:
-                self.peer.consistency.note_averaged(round_)
                 group = {peer.to_bytes() for peer in control.result()}
-                if self.peer.untrained and group & self.peer.tracker.swarm.trained_peers():
+                trained = bool(group & self.peer.tracker.swarm.trained_peers())
+                if trained or not self.peer.untrained:
+                    self.peer.consistency.note_averaged(round_)
+                if trained and self.peer.untrained:
                     self.peer.set_untrained(False)
                 self.peer.partitions.note_averaged(group, self.peer.tracker.swarm.any_present)
             self.peer.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)

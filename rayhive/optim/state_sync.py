@@ -51,6 +51,11 @@ class StateSync:
         return int(self._peer.state_averager.local_epoch)
 
     @property
+    def _stale_round(self) -> int | None:
+        """The round of the parameters, if that is older than the peer's."""
+        return self._parameters_of if self._peer.consistency.stale else None
+
+    @property
     def _averagers(self) -> Sequence[DecentralizedAverager]:
         return (self._peer.state_averager, self._peer.grad_averager)
 
@@ -155,6 +160,8 @@ class StateSync:
 
     def catch_up(self) -> bool:
         """Take over missed rounds; return whether this peer may begin the round that is due."""
+        if self._waits_for_the_state():
+            return False
         leaves = self._peer.tracker.view.own.hurry > self._round
         while self.take_over_missed_round():
             if leaves:
@@ -162,6 +169,17 @@ class StateSync:
             if not self._wait_for_next_round():
                 return leaves and self._peer.quorum  # it hands over to nobody: it steps alone
         return True
+
+    def _waits_for_the_state(self) -> bool:
+        """Return whether a round would replace the state of peers that are on a break.
+
+        The parameters of this peer do not count. Without one of those in its round, it would go on
+        from them, and the others would take over its round when they are back.
+        """
+        peer, swarm = self._peer, self._peer.tracker.swarm
+        if peer.pairs or not (peer.untrained or peer.consistency.stale):
+            return False
+        return swarm.rests if peer.untrained else swarm.live_peers <= 1 and swarm.has_company
 
     def take_over_missed_round(self) -> bool:
         """Download the state if other peers have averaged the round that is due.
@@ -253,8 +271,7 @@ class StateSync:
                 self._await_trained_peer(newest)
                 downloaded = self._try_to_download(options)
             loaded = self._round
-            if downloaded:
-                self._parameters_of = None
+            self._parameters_of = None
             self._peer.consistency.settling = True
             self._peer.partitions.reset()
             kept = self._jump_to_newest(loaded, keep_gradients)
@@ -276,8 +293,11 @@ class StateSync:
 
     def _try_to_download(self, options: dict[str, Any]) -> bool:
         """Return whether one of several attempts ended without an error."""
+        # the round of its parameters, which is what another state has to be newer than
         if self._peer.untrained:
-            self._peer.state_averager.local_epoch = 0  # that of its state: any other is newer
+            self._peer.state_averager.local_epoch = 0
+        elif self._stale_round is not None:
+            self._peer.state_averager.local_epoch = self._stale_round
         for _ in range(self._attempts):
             try:
                 self._download_once(**options)
@@ -319,8 +339,7 @@ class StateSync:
 
         The state of a peer that went on to a round with older parameters is that of the older one.
         """
-        stale = self._parameters_of if self._peer.consistency.stale else None
-        self._peer.state_averager.stale_round = stale
+        stale = self._peer.state_averager.stale_round = self._stale_round
         for averager in self._averagers:
             if not averager.client_mode and takes_over_state(type(averager)):
                 averager.state_sharing_priority = round_ if stale is None else stale
@@ -351,7 +370,7 @@ class StateSync:
             The accumulated samples that are kept.
         """
         newest = max(loaded, self._peer.tracker.global_epoch)
-        before = self._parameters_of if self._peer.consistency.stale else None
+        before = self._stale_round
         self._parameters_of = loaded if before is None else min(loaded, before)
         self._peer.state_averager.local_epoch = newest
         self._peer.consistency.note_jump(behind=newest > loaded, keeps_gradients=keep_gradients)

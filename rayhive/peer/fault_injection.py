@@ -50,53 +50,77 @@ class FaultInjection:
         if any(fault.skews_clock for fault in self._faults):
             self._clock.install()
         self._times = {fault.planned.id: 0 for fault in self._faults}
+        self._may_miss = False
+        self._held: list[FaultActed] = []
         self.gradients: Tensors = ()
         self.scale = 1.0
 
     def attach(self, optimizer: Any) -> None:
         """Hook into the peer's optimizer; without faults, do nothing."""
         if self._faults:
+            self._may_miss = optimizer.tracker.quorum
             optimizer.before_round = self.before_round
             optimizer.state_averager.on_serving = self.serving
 
     @torch.no_grad()
-    def before_round(self, round_: int, averager: Any) -> Callable[[], None] | None:
+    def before_round(self, round_: int, averager: Any) -> Callable[[], None]:
         """Execute the faults that are due in a round whose gradients are accumulated.
 
         A second fault of the gradients waits for the next round.
 
         Returns:
-            A function that undoes the fault of the gradients, which enter the next round if other
-            peers average this one without the peer; None without such a fault.
+            A function that undoes what this did to the gradients: they enter the next round if
+            other peers average this one without the peer.
         """
+        self._release()  # the round before counted
         self.gradients, self.scale = accumulated(averager)
         for fault in self._faults:
             fault.observe(self, round_)
-        undo: Callable[[], None] | None = None
+        acted: InTraining | None = None
+        before: Tensors = ()
         for fault in [fault for fault in self._faults if self._is_due(fault, round_)]:
             if not changes_gradients(type(fault)):
                 self._act(fault, round_)
-            elif undo is None:
-                before = [gradient.clone() for gradient in self.gradients]
-                if self._act(fault, round_):
-                    undo = partial(self._undo, fault, before)
-        return undo
+            elif acted is None:
+                copies = [gradient.clone() for gradient in self.gradients]
+                if self._act(fault, round_, held=self._may_miss):
+                    acted, before = fault, copies
+        return partial(self._undo, acted, before)
 
-    def _act(self, fault: InTraining, round_: int) -> bool:
-        """Execute a fault; return False if it waits for the next round."""
+    def _act(self, fault: InTraining, round_: int, held: bool = False) -> bool:
+        """Execute a fault; return False if it waits for the next round.
+
+        Args:
+            fault: The fault.
+            round_: The round.
+            held: Whether its report waits until it is known that the round counts.
+        """
         what = fault.act(self)
         if what is None:
             return False
         self._times[fault.planned.id] += 1
-        self._report(fault, round_, **what)
+        event = self._event(fault, round_, **what)
+        if held:
+            self._held.append(event)
+        else:
+            self._emit(event)
         return True
 
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for event in held:
+            self._emit(event)
+
     @torch.no_grad()
-    def _undo(self, fault: InTraining, before: Tensors) -> None:
-        """Have a fault act again, on the same gradients."""
-        self._times[fault.planned.id] -= 1
-        for gradient, old in zip(self.gradients, before, strict=True):
-            gradient.copy_(old)
+    def _undo(self, acted: InTraining | None, before: Tensors) -> None:
+        """Have the fault that acted do so again, on the same gradients."""
+        self._held = []
+        for fault in self._faults:
+            fault.forget()
+        if acted is not None:
+            self._times[acted.planned.id] -= 1
+            for gradient, old in zip(self.gradients, before, strict=True):
+                gradient.copy_(old)
 
     def _is_due(self, fault: InTraining, round_: int) -> bool:
         at = fault.planned.at
@@ -112,13 +136,13 @@ class FaultInjection:
         for fault in reversed(self._faults):
             served = fault.serve(tensors)
             if served is not None:
-                self._report(fault, None, served=True, **compare(tensors, served))
+                self._emit(self._event(fault, None, served=True, **compare(tensors, served)))
                 return served
         return tensors
 
-    def _report(self, fault: InTraining, round_: int | None, **what: Any) -> None:
+    def _event(self, fault: InTraining, round_: int | None, **what: Any) -> FaultActed:
         planned = fault.planned
-        self._emit(FaultActed(fault=planned.id, round=round_, what={"act": planned.kind, **what}))
+        return FaultActed(fault=planned.id, round=round_, what={"act": planned.kind, **what})
 
     def skew_clock(self, seconds: float) -> dict[str, float]:
         """Set the offset of the peer's DHT clock; return the offset before and after [s]."""

@@ -51,7 +51,7 @@ class Averager:
 
     def load_state_from_peers(self, **_: Any) -> None:
         self.downloads += 1
-        self.local_epoch = self.newest
+        self.local_epoch = max(self.newest, self.local_epoch)  # hivemind refuses an older state
 
 
 class Peer:

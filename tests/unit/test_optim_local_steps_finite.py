@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from rayhive.averaging.optimizer_statistics import statistics
 from rayhive.optim.local_rule import LocalStepsRule
 from rayhive.optim.local_steps import LocalSteps
 from tests.unit.test_optim_local_steps import Averager
@@ -17,9 +18,15 @@ ROUNDS = 4
 class Peer:
     """A peer with two parameters and Adam, whose group refuses what is not finite."""
 
-    def __init__(self, delayed: bool, fragments: int = 1, mixing: float | None = None) -> None:
+    def __init__(
+        self,
+        delayed: bool,
+        fragments: int = 1,
+        mixing: float | None = None,
+        inner_state: Any = "keep",
+    ) -> None:
         self.parameters = [torch.nn.Parameter(torch.full((3 - n,), 10.0)) for n in range(2)]
-        rule = LocalStepsRule(4, 1.0, 0.0, "keep", fragments=fragments, mixing=mixing)
+        rule = LocalStepsRule(4, 1.0, 0.0, inner_state, fragments=fragments, mixing=mixing)
         self.averager: Any = Averager()
         inner = torch.optim.Adam(self.parameters, lr=0.1)
         self.local = LocalSteps(rule, inner, self.parameters, self.averager, delayed)
@@ -61,3 +68,15 @@ def test_a_batch_that_is_not_finite_costs_one_round(
         peer.batches(2)
     assert peer.refused == [True] + [False] * (ROUNDS - 1)
     assert all(bool((each < 10).all()) for each in peer.outer), "it goes on to learn"
+
+
+def test_averaged_statistics_stay_the_tensors_that_are_averaged() -> None:
+    peer = Peer(delayed=False, inner_state="average")
+    peer.batches(1)
+    averaged = list(statistics(peer.local.inner))
+    peer.batches(1, torch.nan)
+    peer.round(1, alone=False)
+    peer.batches(1)
+    now = list(statistics(peer.local.inner))
+    assert all(a is b for a, b in zip(now, averaged, strict=True))
+    assert all(bool(torch.isfinite(each).all()) for each in now)

@@ -76,6 +76,14 @@ def test_a_stale_peer_counts_if_no_peer_has_newer_parameters_or_it_kept_its_grad
     assert round_.samples == samples
 
 
+def test_a_stale_peer_does_not_count_while_one_with_newer_parameters_has_a_break() -> None:
+    peer = Peer()
+    peer.accumulate()
+    peer.hear(round=ROUND, averaged=ROUND, takes_part=False, away=True)
+    peer.consistency.note_jump(behind=True, keeps_gradients=False)
+    assert peer.gradient_rounds.open(NEXT, accumulating_s=0.0, background_s=0.0).samples == 0
+
+
 @pytest.mark.parametrize("live_peers", [1, 2])
 def test_a_step_beside_other_peers_asks_for_parameter_averaging(live_peers: int) -> None:
     peer = Peer(live_peers)

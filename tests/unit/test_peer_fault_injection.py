@@ -30,10 +30,12 @@ def planned(kind: str, at: int = 3, **args: Any) -> PlannedFault:
 class Run:
     """Rounds in which a peer accumulates two gradients: the number of the round, and ones."""
 
-    def __init__(self, *faults: PlannedFault, seconds: float = 0.0) -> None:
+    def __init__(self, *faults: PlannedFault, seconds: float = 0.0, quorum: bool = False) -> None:
         self.events: list[FaultActed] = []
         self.seconds = seconds
         self.injection = FaultInjection(faults, self.events.append, lambda: self.seconds)
+        tracker, state_averager = SimpleNamespace(quorum=quorum), SimpleNamespace()
+        self.injection.attach(SimpleNamespace(tracker=tracker, state_averager=state_averager))
 
     def round(self, number: int) -> list[torch.Tensor]:
         times = 2
@@ -113,12 +115,29 @@ def test_a_fault_of_a_missed_round_is_undone_and_acts_in_the_next() -> None:
     corrupt = planned("corrupt_state", at=3).model_copy(update={"id": "f1"})
     run = Run(planned("sign_flip", at=3), corrupt)
     assert run.round(3)[0][0, 0] == -3
-    assert run.undo is not None
     run.undo()
     assert [gradient[0].flatten()[0].item() for gradient in run.gradients] == [6, 2]
     assert run.round(4)[0][0, 0] == -4
-    assert run.round(5)[0][0, 0] == 5 and run.undo is None
+    assert run.round(5)[0][0, 0] == 5
     assert [event.what["act"] for event in run.events].count("corrupt_state") == 1
+
+
+def test_a_fault_of_a_round_that_may_be_missed_is_reported_once_it_counts() -> None:
+    run = Run(planned("sign_flip", at=3), quorum=True)
+    run.round(3)
+    run.undo()
+    run.round(4)
+    assert not run.events
+    run.round(5)
+    assert [event.round for event in run.events] == [4], "the first time did not count"
+
+
+def test_the_age_of_gradients_is_counted_without_missed_rounds() -> None:
+    run = Run(planned("stale_gradient", at=3, age=1), quorum=True)
+    run.round(2)
+    run.round(3)
+    run.undo()
+    assert run.round(4)[0][0, 0] == 2, "those of the round before, not those of the missed one"
 
 
 def test_two_faults_of_the_gradients_act_in_two_rounds() -> None:

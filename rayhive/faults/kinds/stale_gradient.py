@@ -38,6 +38,10 @@ class StaleGradient(InTraining):
         """Keep the gradients."""
         self._past.append((round_, [gradient * peer.scale for gradient in peer.gradients]))
 
+    def forget(self) -> None:
+        """Drop the gradients that were kept last."""
+        self._past.pop()
+
     def act(self, peer: TrainingPeer) -> Record | None:
         """Copy the old gradients over the present ones; wait if the peer has no old ones yet."""
         age = min(self.args.age, len(self._past) - 1)
