@@ -229,11 +229,9 @@ def a_longer_wait_than_the_fault(story: Story) -> None:
 
 def wait(story: Story, since: float) -> None:
     """Make the training stand still for a minute, in which nobody evaluates."""
-    for event in story.events:
-        if event["t"] > since:
-            event["t"] += 60.0
-            if "clock_s" in event:
-                event["clock_s"] += 60.0
+    for event in [event for event in story.events if event["t"] > since]:
+        for name in {"t", "clock_s"} & event.keys():
+            event[name] += 60.0
 
 
 def never_contributes(story: Story, name: str = "peer-1.1") -> None:
