@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,6 +67,19 @@ def letter(*heartbeats: Heartbeat) -> BytesValue:
     return BytesValue(value=Letter(PEER, 0.0, 7, 0, 0, 0, 0, 0, records).pack())
 
 
+def service_of(
+    network: Network, view: MembershipView, on_change: Callable[[], None] = lambda: None
+) -> HeartbeatService:
+    return HeartbeatService(
+        network,  # type: ignore[arg-type]
+        "run",
+        view,
+        heartbeat=FAR,
+        expiration=FAR,
+        on_change=on_change,
+    )
+
+
 def test_an_announcement_calls_live_peers_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -75,14 +89,7 @@ def test_an_announcement_calls_live_peers_only(
         network = Network()
         monkeypatch.setattr(heartbeat, "P2P", network)
         view = MembershipView(Heartbeat(OWN, 0.0), silence=FAR)
-        service = HeartbeatService(
-            network,  # type: ignore[arg-type]
-            "run",
-            view,
-            heartbeat=FAR,
-            expiration=FAR,
-            on_change=lambda: None,
-        )
+        service = service_of(network, view)
         stop = asyncio.Event()
         running = asyncio.create_task(service.run(stop))
         await settle()
@@ -119,14 +126,7 @@ def test_the_service_ends_with_an_error_of_its_listener(monkeypatch: pytest.Monk
             if view.lost():
                 raise ZeroDivisionError
 
-        service = HeartbeatService(
-            network,  # type: ignore[arg-type]
-            "run",
-            view,
-            heartbeat=FAR,
-            expiration=FAR,
-            on_change=listen,
-        )
+        service = service_of(network, view, listen)
         running = asyncio.create_task(service.run(asyncio.Event()))
         await settle()
         await network.handler(letter(Heartbeat(PEER, 0.0, 1, takes_part=True)), None)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rayhive.cluster.node.processes import started, wait_until
+from rayhive.cluster.node.processes import marked, started, wait_until
 from rayhive.errors import ClusterError
 
 #: Prefix of the names of rayhive's groups, followed by pid and start time of their maker.
@@ -171,7 +171,7 @@ class CpuLimit:
             parent = parent.parent  # a group with processes can't delegate
             if cores >= (present := _cores(self._home)):
                 raise ClusterError(f"{cores:g} cores must be less than the {present:g} of now")
-        self.folder = parent / f"{PREFIX}{os.getpid()}.{started(os.getpid())}-{label}"
+        self.folder = parent / f"{PREFIX}{marked(label)}"
         try:
             self.folder.mkdir()
         except OSError as error:
