@@ -24,7 +24,7 @@ from rayhive.averaging.round_result import PhaseRecord
 from rayhive.averaging.streams import PATIENCE, until
 from rayhive.averaging.tensor_parts import TensorParts, balanced_partition, partition_of
 from rayhive.averaging.timeouts import in_time
-from rayhive.averaging.transport import DaemonTransport, Transport
+from rayhive.averaging.transport import DaemonTransport, LinkCall, Transport
 from rayhive.compression.shares import Shares
 from rayhive.spec import Aggregation
 
@@ -259,7 +259,8 @@ class MeasuredAllReduce(AllReduceRunner):
         finally:
             self._unanswered.discard(sender)
             self._answered.set()
-        if sender in self._hanging_up and sent == self.tensor_part_reducer.num_parts:
+        hangs_up = sender in self._hanging_up and not isinstance(context, LinkCall)
+        if hangs_up and sent == self.tensor_part_reducer.num_parts:
             await asyncio.sleep(PATIENCE)  # the sender hangs up first, which cancels this
 
     async def _accumulate_parts_streaming(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
 from hivemind.p2p import PeerID
@@ -106,6 +106,17 @@ def aggregate_over(link: Link, parts: AsyncIterator[Message]) -> AsyncGenerator[
     return _Answers(link, parts)  # type: ignore[return-value]  # all of it that is used
 
 
+@dataclass(frozen=True)
+class LinkCall:
+    """Context of a call over a link, which loses nothing when the answering side ends it.
+
+    Attributes:
+        remote_id: The caller.
+    """
+
+    remote_id: PeerID
+
+
 class _Answers:
     """Answers of a reducer at the other end of a link."""
 
@@ -134,7 +145,7 @@ def answering(aggregate: Aggregate) -> Handler:
         requests: AsyncIterator[Packet], sender: PeerID
     ) -> AsyncGenerator[Packet, None]:
         messages = (message_of(packet) async for packet in requests)
-        async with aclosing(aggregate(messages, SimpleNamespace(remote_id=sender))) as answers:
+        async with aclosing(aggregate(messages, LinkCall(sender))) as answers:
             async for packet in packets(answers):
                 yield packet
 
@@ -204,7 +215,7 @@ def leading(join: Join) -> Handler:
     ) -> AsyncGenerator[Packet, None]:
         async for packet in requests:
             request = averaging_pb2.JoinRequest.FromString(packet.head)
-            async for message in join(request, SimpleNamespace(remote_id=follower)):
+            async for message in join(request, LinkCall(follower)):
                 yield Packet(message.SerializeToString())
             return
 
@@ -258,7 +269,7 @@ def sharing(share: Share) -> Handler:
     ) -> AsyncGenerator[Packet, None]:
         async for packet in requests:
             request = averaging_pb2.DownloadRequest.FromString(packet.head)
-            async for message in share(request, SimpleNamespace(remote_id=guest)):
+            async for message in share(request, LinkCall(guest)):
                 yield Packet(b"", message.SerializeToString())
             return
 

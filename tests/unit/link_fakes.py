@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -85,6 +86,19 @@ class Network:
 
     async def __aexit__(self, *_: Any) -> None:
         await asyncio.gather(*(links.close() for links in self.links))
+
+
+def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the bytes of each write to a connection from now on."""
+    writes: list[int] = []
+    send = socket.socket.sendmsg
+
+    def counted(self: socket.socket, *args: Any) -> int:
+        writes.append(send(self, *args))
+        return writes[-1]
+
+    monkeypatch.setattr(socket.socket, "sendmsg", counted)
+    return writes
 
 
 def set_slow(monkeypatch: pytest.MonkeyPatch, slow: bool = True) -> None:

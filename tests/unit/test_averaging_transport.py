@@ -29,7 +29,7 @@ from rayhive.compression.payload import payload
 from rayhive.membership.links.link import Link
 from rayhive.registry import CODECS
 from tests.unit.allreduce_fakes import LIMIT, SHAPES, average, loopback
-from tests.unit.link_fakes import Network, peer, set_slow
+from tests.unit.link_fakes import Network, count_writes, peer, set_slow
 
 CODECS_HERE = [
     name
@@ -110,6 +110,24 @@ def test_every_way_leads_to_the_same_bits_and_counts(
             for runner in runners:
                 assert runner.fraction() == 1.0
                 assert not runner.banned() and not runner.failures
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("peers", [2, 4])
+def test_members_send_their_parts_and_their_answers_in_one_write_each(
+    peers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with linked_group(peers, "uniform8") as (runners, network):
+            for links in network.links:  # dialled, and their handshakes over
+                others = [peer(at) for at in range(peers) if links is not network.links[at]]
+                await asyncio.gather(*map(links.get, others))
+            writes = count_writes(monkeypatch)
+            await average(runners)
+            assert all(await asyncio.gather(*(runner.drain(LIMIT) for runner in runners)))
+            await asyncio.sleep(0.01)
+        assert len(writes) == 2 * peers * (peers - 1)
 
     asyncio.run(body())
 

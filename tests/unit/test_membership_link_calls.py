@@ -11,7 +11,17 @@ import pytest
 from hivemind.p2p import PeerID
 
 from rayhive.membership.links.link import WINDOW, LinkLost, Packet
-from tests.unit.link_fakes import LIMIT, Network, echo, linked, packets, peer, run, set_slow
+from tests.unit.link_fakes import (
+    LIMIT,
+    Network,
+    count_writes,
+    echo,
+    linked,
+    packets,
+    peer,
+    run,
+    set_slow,
+)
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["plain", "coded"])
@@ -260,5 +270,53 @@ def test_the_end_of_a_link_ends_its_questions() -> None:
                 await asked
             with pytest.raises(LinkLost):
                 await link.ask(b"?")
+
+    run(body())
+
+
+def test_a_call_and_its_answer_are_one_write_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def late(requests: AsyncIterator[Packet], _: PeerID) -> AsyncGenerator[Packet, None]:
+        async for request in requests:
+            await asyncio.sleep(0.01)  # as an average that awaits other senders
+            yield request
+
+    async def slow(packet: Packet) -> AsyncGenerator[Packet, None]:
+        for _ in range(10):  # as a part that is encoded first
+            await asyncio.sleep(0)
+        yield packet
+
+    async def body() -> None:
+        async with Network([{"late": late}] * 2) as network:
+            link = await linked(network)
+            writes = count_writes(monkeypatch)
+            for number in range(1, 4):
+                packet = Packet(b"", bytes([number]) * 5_000)
+                async with aclosing(link.call("late", slow(packet))) as answers:
+                    assert (await anext(answers)).body == packet.body
+                await asyncio.sleep(0.01)
+                assert len(writes) == 2 * number
+
+    run(body())
+
+
+def test_a_call_that_is_closed_before_its_first_packet_is_never_told() -> None:
+    begun: list[PeerID] = []
+
+    async def note(requests: AsyncIterator[Packet], by: PeerID) -> AsyncGenerator[Packet, None]:
+        begun.append(by)
+        async for request in requests:
+            yield request
+
+    async def never() -> AsyncGenerator[Packet, None]:
+        await asyncio.Event().wait()
+        yield Packet(b"never")
+
+    async def body() -> None:
+        async with Network([{"note": note}] * 2) as network:
+            link = await linked(network)
+            async with aclosing(link.call("note", never())):
+                await asyncio.sleep(0.01)
+            assert [a.body async for a in link.call("note", packets(b"told"))] == [b"told"]
+            assert begun == [peer(0)]
 
     run(body())

@@ -61,10 +61,18 @@ def no_reply(question: bytes, peer: PeerID) -> bytes:
 
 
 class _Stream:
-    """This side of one call: packets that arrived, and credit for packets to send."""
+    """This side of one call: packets that arrived, and credit for packets to send.
 
-    def __init__(self, link: Link, number: int) -> None:
+    Args:
+        link: The link.
+        number: Number of the call.
+        method: Method to call, if this side calls. The other side is told with the first packet:
+            both leave in one write.
+    """
+
+    def __init__(self, link: Link, number: int, method: str | None = None) -> None:
         self.number = number
+        self._untold = method
         self.serving: asyncio.Task[None] | None = None
         self._link, self._inbox = link, deque[Packet]()
         self._changes = Notifier()
@@ -82,6 +90,11 @@ class _Stream:
         else:
             self.fail(LinkLost(f"{self._link.peer} ended the call"))
         self._changes.notify()
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the other side knows of this side's call, and has not ended it."""
+        return self._untold is None and not self._ended
 
     def fail(self, error: Exception) -> None:
         """End the call early on this side."""
@@ -107,7 +120,18 @@ class _Stream:
         is_coded = size >= SHORTEST and self._link.wire.pace.is_slow()
         coding = coded(packet.body) if is_coded else None
         kind, body = (_PACKET, packet.body) if coding is None else (_CODED, coding)
+        self._begin()
         self._link.wire.send(kind, self.number, packet.head, body)
+
+    def end(self) -> None:
+        """Tell the other side that no more packets follow."""
+        self._begin()
+        self._link.wire.send(_END, self.number)
+
+    def _begin(self) -> None:
+        if self._untold is not None:
+            self._link.wire.send(_OPEN, self.number, self._untold.encode())
+            self._untold = None
 
     async def receive(self) -> Packet | None:
         """Return the next packet; None after the last one.
@@ -157,7 +181,7 @@ class Call:
 
     async def aclose(self) -> None:
         """End the call. Requests that wait to leave are dropped, and their memory is free again."""
-        self._link.forget(self._stream)
+        self._link.forget(self._stream, tell=self._stream.is_served)
         self._sending.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await self._sending
@@ -167,7 +191,7 @@ class Call:
             async with aclosing(requests):
                 async for packet in requests:
                     await self._stream.send(packet)
-            self._link.wire.send(_END, self._stream.number)
+            self._stream.end()
         except Exception as error:
             self._stream.fail(error)
 
@@ -210,9 +234,8 @@ class Link:
 
     def call(self, method: str, requests: AsyncGenerator[Packet, None]) -> Call:
         """Call a method of the peer; requests leave at once, without waiting for answers."""
-        stream = _Stream(self, next(self._numbers))
+        stream = _Stream(self, next(self._numbers), method)
         self._streams[stream.number] = stream
-        self.wire.send(_OPEN, stream.number, method.encode())
         return Call(self, stream, requests)
 
     async def ask(self, question: bytes) -> bytes:
@@ -240,11 +263,17 @@ class Link:
         """End the link and all calls."""
         self.wire.close()
 
-    def forget(self, stream: _Stream) -> None:
-        """End a call on this side, and tell the other one unless it has ended there."""
+    def forget(self, stream: _Stream, tell: bool = True) -> None:
+        """End a call on this side.
+
+        Args:
+            stream: The call.
+            tell: Whether to tell the other side.
+        """
         if self._streams.pop(stream.number, None) is not None:
             self.wire.keep(stream.number)
-            self.wire.send(_RESET, stream.number)
+            if tell:
+                self.wire.send(_RESET, stream.number)
 
     def _on_frame(self, kind: int, number: int, head: bytes, body: memoryview) -> None:
         if kind == _OPEN:
@@ -287,7 +316,7 @@ class Link:
             self.forget(stream)
             raise
         else:
-            self.wire.send(_END, stream.number)
+            stream.end()
             self._streams.pop(stream.number, None)
 
     def _on_lost(self, reason: Exception) -> None:
