@@ -26,7 +26,7 @@ from rayhive.membership.peer_links import PeerLinks
 Message: TypeAlias = PartMessage | averaging_pb2.AveragingData
 #: Methods of a link: exchange of parts for averages, request to join a group, and for a state.
 AGGREGATE, JOIN, DOWNLOAD = "aggregate_part", "join_group", "download_state"
-#: Methods whose callers hang up first at the end.
+#: Methods whose callers get all answers before a link ends.
 UNHURRIED = (AGGREGATE, DOWNLOAD)
 
 #: Returns the link to a peer, or None; it may wait for a while.

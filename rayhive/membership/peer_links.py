@@ -106,7 +106,7 @@ class PeerLinks:
         """End all links, and answer no more requests for invitations.
 
         Args:
-            unhurried: Methods whose callers may hang up first.
+            unhurried: Methods whose callers get all answers first.
         """
         links, self._links = self._links, None
         if links is not None:

@@ -228,6 +228,27 @@ def test_a_peer_that_ends_sends_the_answers_that_are_on_their_way() -> None:
     run(body())
 
 
+def test_a_peer_that_ends_sends_the_answers_of_calls_that_have_ended() -> None:
+    answered = asyncio.Event()
+
+    async def answers(
+        requests: AsyncIterator[Packet], caller: PeerID
+    ) -> AsyncGenerator[Packet, None]:
+        yield Packet(b"", bytes(30_000_000))
+        answered.set()
+
+    async def body() -> None:
+        async with Network([{"answers": answers}] * 2) as network:
+            link = await linked(network)
+            call = link.call("answers", packets(b""))
+            await answered.wait()
+            closing = asyncio.create_task(network.links[1].close(["answers"]))
+            assert len((await anext(call)).body) == 30_000_000
+            await closing
+
+    run(body())
+
+
 @pytest.mark.parametrize("trusted", [False, True])
 def test_questions_of_both_sides_are_answered_beside_their_calls(trusted: bool) -> None:
     def reply(question: bytes, caller: PeerID) -> bytes:

@@ -230,6 +230,7 @@ class Link:
         self._streams: dict[int, _Stream] = {}
         self._numbers = itertools.count(1 if dialled else 2, 2)
         self._serving: dict[asyncio.Task[None], str] = {}
+        self._served = set[str]()
         self.wire = Wire(opened, self._on_frame, self._on_lost, lambda: heard(peer), bulk)
 
     def call(self, method: str, requests: AsyncGenerator[Packet, None]) -> Call:
@@ -255,9 +256,18 @@ class Link:
         finally:
             self._questions.pop(number, None)
 
-    def serving(self, methods: Collection[str]) -> list[asyncio.Task[None]]:
-        """Return the calls of the peer, to some methods, that have not ended."""
-        return [task for task, method in self._serving.items() if method in methods]
+    async def answered(self, methods: Collection[str]) -> None:
+        """Wait until the peer has all answers to its calls of some methods, or the link ends.
+
+        It reads frames in their order: what it says to a question comes after the answers.
+        """
+        if self._served.isdisjoint(methods):
+            return
+        calls = [task for task, method in self._serving.items() if method in methods]
+        if calls:
+            await asyncio.wait(calls)
+        with suppress(LinkLost):
+            await self.ask(b"")
 
     def close(self) -> None:
         """End the link and all calls."""
@@ -281,6 +291,7 @@ class Link:
             method = head.decode()
             serving = stream.serving = asyncio.create_task(self._serve(stream, method))
             self._serving[serving] = method
+            self._served.add(method)
             serving.add_done_callback(self._serving.pop)
         elif kind == _ASK:
             self._answer(number, head)

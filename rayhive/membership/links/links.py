@@ -200,7 +200,8 @@ class Links:
         """End everything.
 
         Args:
-            unhurried: Methods whose callers may hang up first, for at most :data:`LINGER_S`.
+            unhurried: Methods whose callers get all answers first, if they come within
+                :data:`LINGER_S`.
         """
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
@@ -210,9 +211,9 @@ class Links:
         keeping = [c.keeping for c in self._contacts.values() if c.keeping is not None]
         await _end({*keeping, *self._arriving})
         links = [c.link for c in self._contacts.values() if c.link is not None]
-        serving = [call for link in links for call in link.serving(unhurried)]
-        if serving:
-            await asyncio.wait(serving, timeout=LINGER_S)
+        answered = {asyncio.create_task(link.answered(unhurried)) for link in links}
+        if answered:
+            await _end((await asyncio.wait(answered, timeout=LINGER_S))[1])
         for peer in list(self._contacts):
             self._drop(peer)
 
