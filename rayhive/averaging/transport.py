@@ -154,8 +154,12 @@ def answering(aggregate: Aggregate) -> Handler:
 
 async def packets(messages: AsyncIterator[Message]) -> AsyncGenerator[Packet, None]:
     """Pass messages on in the form in which they travel over a link."""
-    async for message in messages:
-        yield packet_of(message)
+    try:
+        async for message in messages:
+            yield packet_of(message)
+    finally:
+        if isinstance(messages, AsyncGenerator):  # may note that all have left, or never will
+            await messages.aclose()
 
 
 def packet_of(message: Message) -> Packet:

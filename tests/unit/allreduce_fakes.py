@@ -53,6 +53,7 @@ def loopback(
         tensors: Tensors of each peer; None for random ones of :data:`SHAPES`.
         options: Arguments of the runners.
     """
+    shares = options.pop("shares", reducer_shares([None] * peers))
     runners: dict[PeerID, MeasuredAllReduce] = {}
 
     class Loopback(ServicerBase):
@@ -81,9 +82,10 @@ def loopback(
             if tensors is not None
             else [torch.randn(shape, generator=generator) for shape in SHAPES],
             ordered_peer_ids=names,
-            peer_fractions=(1 / peers,) * peers,
+            peer_fractions=(1 / peers,) * peers if shares is None else tuple(map(float, shares)),
             compression=CODECS.get(codec)().build(),
-            **{"shares": reducer_shares([None] * peers), **options},
+            shares=shares,
+            **options,
         )
     return list(runners.values())
 

@@ -34,6 +34,10 @@ def unchanged(invitation: Invitation) -> Invitation:
     return invitation
 
 
+async def at_once() -> None:
+    """Do not wait."""
+
+
 def peer(index: int) -> PeerID:
     """Return the id of a peer; ids rise with the index."""
     return PeerID(f"peer {index}".encode())
@@ -47,6 +51,7 @@ class Network:
         listening: Peers that others can connect to; all by default.
         trusted: Whether connections are plain, for each peer.
         change: Changes invitations on their way.
+        pause: Awaited before each invitation.
         reply: Answers the questions to each of them.
         on_parted: As for the links.
 
@@ -60,6 +65,7 @@ class Network:
         listening: Sequence[int] | None = None,
         trusted: Sequence[bool] | None = None,
         change: Change = unchanged,
+        pause: Callable[[], Awaitable[None]] = at_once,
         reply: Reply = no_reply,
         on_parted: OnParted = nobody_asks,
     ) -> None:
@@ -69,13 +75,17 @@ class Network:
             trusts = bool(trusted and trusted[index])
             heard = self.heard[index].append
             answers = (heard, reply, True, on_parted)
-            links = Links(peer(index), mapping, self._asks(index, change), trusts, *answers)
+            ask = self._asks(index, change, pause)
+            links = Links(peer(index), mapping, ask, trusts, *answers)
             if listening is None or index in listening:
                 links.listen(["127.0.0.1"])
             self.links.append(links)
 
-    def _asks(self, guest: int, change: Change) -> Callable[[PeerID], Awaitable[Invitation]]:
+    def _asks(
+        self, guest: int, change: Change, pause: Callable[[], Awaitable[None]]
+    ) -> Callable[[PeerID], Awaitable[Invitation]]:
         async def ask(host: PeerID) -> Invitation:
+            await pause()
             index = int(host.to_bytes().split()[-1])
             return change(self.links[index].invite(peer(guest)))
 

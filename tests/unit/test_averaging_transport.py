@@ -14,6 +14,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 
 from rayhive.averaging.allreduce import MeasuredAllReduce
+from rayhive.averaging.parts import PartMessage
 from rayhive.averaging.streams import completed
 from rayhive.averaging.transport import (
     AGGREGATE,
@@ -26,7 +27,8 @@ from rayhive.averaging.transport import (
     sharing,
 )
 from rayhive.compression.payload import payload
-from rayhive.membership.links.link import Link
+from rayhive.compression.shares import reducer_shares
+from rayhive.membership.links.link import WINDOW, Link
 from rayhive.registry import CODECS
 from tests.unit.allreduce_fakes import LIMIT, SHAPES, average, loopback
 from tests.unit.link_fakes import Network, count_writes, peer, set_slow
@@ -157,6 +159,32 @@ def test_a_link_that_ends_in_the_middle_is_a_partial_round_of_both() -> None:
                 kept = result == own
                 assert bool(kept.any()), "what was not averaged stays as it was"
             assert "LinkLost" in runners[0].failures[0]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("ends", ["refused", "cut"])
+def test_a_member_without_a_share_of_its_own_sees_that_its_exchange_ends(ends: str) -> None:
+    """It reads answers once it has sent everything: more than a link takes ahead of the reader."""
+    begun = asyncio.Event()
+
+    async def reduce(stream: Any) -> AsyncIterator[Any]:
+        await anext(stream)
+        begun.set()
+        if ends == "cut":
+            await asyncio.Event().wait()
+        yield PartMessage(averaging_pb2.BAD_GROUP_ID)
+
+    async def body() -> None:
+        tensors = [[torch.randn(2 * WINDOW)] for _ in range(2)]
+        options: Any = {"tensors": tensors, "shares": reducer_shares([0, None])}
+        async with linked_group(2, aggregates={1: reduce}, **options) as (runners, network):
+            averaging = asyncio.create_task(average(runners[:1]))
+            await begun.wait()
+            if ends == "cut":
+                network.links[1].set_members([], [peer(0)])
+            await averaging
+            assert {"refused": "BAD_GROUP_ID", "cut": "LinkLost"}[ends] in runners[0].failures[0]
 
     asyncio.run(body())
 

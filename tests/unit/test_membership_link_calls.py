@@ -249,6 +249,32 @@ def test_a_peer_that_ends_sends_the_answers_of_calls_that_have_ended() -> None:
     run(body())
 
 
+def test_a_peer_that_ends_sends_its_answers_on_an_older_link_too() -> None:
+    """Both sides connect at the same time, and the newest link of each is its own."""
+    asking, answered = [asyncio.Event(), asyncio.Event()], asyncio.Event()
+
+    async def pause() -> None:
+        next(event for event in asking if not event.is_set()).set()
+        await asking[1].wait()
+
+    async def answers(
+        requests: AsyncIterator[Packet], caller: PeerID
+    ) -> AsyncGenerator[Packet, None]:
+        yield Packet(b"", bytes(30_000_000))
+        answered.set()
+
+    async def body() -> None:
+        async with Network([{"answers": answers}] * 2, pause=pause) as network:
+            link, _ = await asyncio.gather(linked(network, 0, 1), linked(network, 1, 0))
+            call = link.call("answers", packets(b""))
+            await answered.wait()
+            closing = asyncio.create_task(network.links[1].close(["answers"]))
+            assert len((await anext(call)).body) == 30_000_000
+            await closing
+
+    run(body())
+
+
 @pytest.mark.parametrize("trusted", [False, True])
 def test_questions_of_both_sides_are_answered_beside_their_calls(trusted: bool) -> None:
     def reply(question: bytes, caller: PeerID) -> bytes:

@@ -72,7 +72,7 @@ class _Stream:
 
     def __init__(self, link: Link, number: int, method: str | None = None) -> None:
         self.number = number
-        self._untold = method
+        self._calls, self._untold = method is not None, method
         self.serving: asyncio.Task[None] | None = None
         self._link, self._inbox = link, deque[Packet]()
         self._changes = Notifier()
@@ -92,9 +92,14 @@ class _Stream:
         self._changes.notify()
 
     @property
+    def is_over(self) -> bool:
+        """Whether the other side has ended this side's call, and takes no more packets."""
+        return self._calls and self._ended
+
+    @property
     def is_served(self) -> bool:
         """Whether the other side knows of this side's call, and has not ended it."""
-        return self._untold is None and not self._ended
+        return self._untold is None and not self.is_over
 
     def fail(self, error: Exception) -> None:
         """End the call early on this side."""
@@ -109,12 +114,12 @@ class _Stream:
         Raises:
             LinkLost: The call has ended.
         """
-        while self._credit <= 0 and self._error is None:
+        while self._credit <= 0 and self._error is None and not self.is_over:
             await self._changes.next_change().wait()
         await self._link.wire.has_room()
-        if self._error is not None:
+        if self._error is not None or self.is_over:
             self._link.wire.give_turn()
-            raise LinkLost(str(self._error)) from self._error
+            raise LinkLost(str(self._error or "the call is over")) from self._error
         size = memoryview(packet.body).nbytes
         self._credit -= size
         is_coded = size >= SHORTEST and self._link.wire.pace.is_slow()
@@ -193,7 +198,8 @@ class Call:
                     await self._stream.send(packet)
             self._stream.end()
         except Exception as error:
-            self._stream.fail(error)
+            if not self._stream.is_over:  # answers may be there to be read
+                self._stream.fail(error)
 
 
 class Link:
@@ -291,7 +297,7 @@ class Link:
             method = head.decode()
             serving = stream.serving = asyncio.create_task(self._serve(stream, method))
             self._serving[serving] = method
-            self._served.add(method)
+            self._served |= {method} & self._handlers.keys()
             serving.add_done_callback(self._serving.pop)
         elif kind == _ASK:
             self._answer(number, head)

@@ -75,14 +75,19 @@ class _Contact:
     @property
     def link(self) -> Link | None:
         """The link for calls to the peer; None while there is none."""
-        return next((link for link in reversed(self._links) if link.wire.lost is None), None)
+        return next(reversed(self.open), None)
+
+    @property
+    def open(self) -> list[Link]:
+        """The links that have not ended, the newest last."""
+        return [link for link in self._links if link.wire.lost is None]
 
     def add(self, link: Link) -> None:
         """Note a new link; close it if the contact is over meanwhile."""
         if self.over:
             link.close()
             return
-        self._links = [*(each for each in self._links if each.wire.lost is None), link]
+        self._links = [*self.open, link]
         self.linked.set()
         self.needed.set()
 
@@ -210,7 +215,7 @@ class Links:
         self._listeners.clear()
         keeping = [c.keeping for c in self._contacts.values() if c.keeping is not None]
         await _end({*keeping, *self._arriving})
-        links = [c.link for c in self._contacts.values() if c.link is not None]
+        links = [link for contact in self._contacts.values() for link in contact.open]
         answered = {asyncio.create_task(link.answered(unhurried)) for link in links}
         if answered:
             await _end((await asyncio.wait(answered, timeout=LINGER_S))[1])
