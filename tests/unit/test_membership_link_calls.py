@@ -14,6 +14,7 @@ from rayhive.membership.links.link import WINDOW, LinkLost, Packet
 from tests.unit.link_fakes import (
     LIMIT,
     Network,
+    at_once,
     count_writes,
     echo,
     linked,
@@ -228,29 +229,9 @@ def test_a_peer_that_ends_sends_the_answers_that_are_on_their_way() -> None:
     run(body())
 
 
-def test_a_peer_that_ends_sends_the_answers_of_calls_that_have_ended() -> None:
-    answered = asyncio.Event()
-
-    async def answers(
-        requests: AsyncIterator[Packet], caller: PeerID
-    ) -> AsyncGenerator[Packet, None]:
-        yield Packet(b"", bytes(30_000_000))
-        answered.set()
-
-    async def body() -> None:
-        async with Network([{"answers": answers}] * 2) as network:
-            link = await linked(network)
-            call = link.call("answers", packets(b""))
-            await answered.wait()
-            closing = asyncio.create_task(network.links[1].close(["answers"]))
-            assert len((await anext(call)).body) == 30_000_000
-            await closing
-
-    run(body())
-
-
-def test_a_peer_that_ends_sends_its_answers_on_an_older_link_too() -> None:
-    """Both sides connect at the same time, and the newest link of each is its own."""
+@pytest.mark.parametrize("older", [False, True], ids=["one link", "older of two"])
+def test_a_peer_that_ends_sends_the_answers_of_calls_that_have_ended(older: bool) -> None:
+    """Where both sides connect at the same time, the newest link of each is its own."""
     asking, answered = [asyncio.Event(), asyncio.Event()], asyncio.Event()
 
     async def pause() -> None:
@@ -264,8 +245,11 @@ def test_a_peer_that_ends_sends_its_answers_on_an_older_link_too() -> None:
         answered.set()
 
     async def body() -> None:
-        async with Network([{"answers": answers}] * 2, pause=pause) as network:
-            link, _ = await asyncio.gather(linked(network, 0, 1), linked(network, 1, 0))
+        async with Network(
+            [{"answers": answers}] * 2, pause=pause if older else at_once
+        ) as network:
+            sides = [linked(network, 0, 1), *([linked(network, 1, 0)] if older else [])]
+            link = (await asyncio.gather(*sides))[0]
             call = link.call("answers", packets(b""))
             await answered.wait()
             closing = asyncio.create_task(network.links[1].close(["answers"]))

@@ -97,8 +97,8 @@ class _Stream:
         return self._calls and self._ended
 
     @property
-    def is_served(self) -> bool:
-        """Whether the other side knows of this side's call, and has not ended it."""
+    def is_known(self) -> bool:
+        """Whether the other side knows of the call, and waits for more of it."""
         return self._untold is None and not self.is_over
 
     def fail(self, error: Exception) -> None:
@@ -186,7 +186,7 @@ class Call:
 
     async def aclose(self) -> None:
         """End the call. Requests that wait to leave are dropped, and their memory is free again."""
-        self._link.forget(self._stream, tell=self._stream.is_served)
+        self._link.forget(self._stream)
         self._sending.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await self._sending
@@ -279,16 +279,11 @@ class Link:
         """End the link and all calls."""
         self.wire.close()
 
-    def forget(self, stream: _Stream, tell: bool = True) -> None:
-        """End a call on this side.
-
-        Args:
-            stream: The call.
-            tell: Whether to tell the other side.
-        """
+    def forget(self, stream: _Stream) -> None:
+        """End a call on this side, and tell the other one if it waits for more."""
         if self._streams.pop(stream.number, None) is not None:
             self.wire.keep(stream.number)
-            if tell:
+            if stream.is_known:
                 self.wire.send(_RESET, stream.number)
 
     def _on_frame(self, kind: int, number: int, head: bytes, body: memoryview) -> None:
