@@ -7,12 +7,11 @@ there, hivemind's matchmaking and table of codecs are replaced by rayhive's.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing, suppress
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
 import torch
@@ -45,7 +44,7 @@ from rayhive.averaging.state_download import (
     declare_state,
     patience_of,
 )
-from rayhive.averaging.step_pipes import LockedPipe, RequestPipe
+from rayhive.averaging.step_pipes import LockedPipe, RequestPipe, serve_states
 from rayhive.averaging.step_requests import StepRequests
 from rayhive.averaging.steps import STEP_PATIENCE, TRACE, RunningSteps, StepTrace, flush
 from rayhive.averaging.streams import PATIENCE, Cancellations, DownloadStub, completed, noted
@@ -130,6 +129,7 @@ class MeasuredAverager(DecentralizedAverager):
         self._standstill, self._downloads = allreduce_timeout, LatestDownload()
         self.groups, self._steps = AllReduceGroups(), RunningSteps()  # for its process only
         self._declaring: asyncio.Task[None] | None = None
+        averager._background_thread_fetch_current_state = serve_states
         super().__init__(start=False, min_matchmaking_time=min_matchmaking_time, **kwargs)
         self._running_groups = self.groups.running
         how = (not self.client_mode, trusted_network, self.signs, self.groups.set_parted)
@@ -165,7 +165,7 @@ class MeasuredAverager(DecentralizedAverager):
             lost: Ids of peers that were lost without a word. No all-reduce waits for them. A peer
                 that left with a message finishes its rounds, and is awaited until its link ends.
         """
-        with contextlib.suppress(OSError, ValueError, AssertionError):
+        with suppress(OSError, ValueError, AssertionError):
             if self.pid is not None and self.is_alive():
                 self._news.set(tuple(members), lost)
 
@@ -267,7 +267,7 @@ class MeasuredAverager(DecentralizedAverager):
         self.groups.cancel()
         await self._steps.end()
         self.groups.running.clear()
-        with contextlib.suppress(Exception):  # held from here on: no search begins any more
+        with suppress(Exception):  # held from here on: no search begins any more
             lock = self._matchmaking.lock_looking_for_group
             await asyncio.wait_for(lock.acquire(), STEP_PATIENCE)
         try:
@@ -280,7 +280,7 @@ class MeasuredAverager(DecentralizedAverager):
     async def _take_step(self, *request: Any) -> None:
         with self._requests.taken(*request) as (step, attached), self._steps.running(step) as trace:
             try:
-                with contextlib.suppress(*ENDED):
+                with suppress(*ENDED):
                     await self._step(step=step, future_for_init=attached)
             finally:
                 self._matchmaking.leave(step)
@@ -367,7 +367,7 @@ class MeasuredAverager(DecentralizedAverager):
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
         """Lead a peer, and keep the stream of the daemon open until the peer closes it."""
-        async with contextlib.aclosing(self.lead(request, context)) as messages:
+        async with aclosing(self.lead(request, context)) as messages:
             async for message in messages:
                 yield message
         await asyncio.sleep(PATIENCE)
@@ -381,7 +381,7 @@ class MeasuredAverager(DecentralizedAverager):
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         """Send the state as hivemind does, then an empty message that marks it as complete."""
         state = completed(super().rpc_download_state(_request, _context))
-        async with contextlib.aclosing(state) as messages:
+        async with aclosing(state) as messages:
             async for message in messages:
                 yield message
                 self._links.heard(_context.remote_id)
@@ -391,7 +391,7 @@ class MeasuredAverager(DecentralizedAverager):
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Answer a group member whose parts come through the daemon."""
         parts = noted(stream, lambda: self._links.heard(context.remote_id))
-        async with contextlib.aclosing(self.aggregate(parts, context)) as answers:
+        async with aclosing(self.aggregate(parts, context)) as answers:
             async for message in as_protobuf(answers):
                 yield message
 

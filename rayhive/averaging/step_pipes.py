@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import Any
 
-from hivemind.utils import get_logger
+from hivemind.utils import SerializerBase, get_logger
 
 logger = get_logger(__name__)
 
@@ -75,3 +76,42 @@ class RequestPipe:
             task = loop.create_task(getattr(self._averager, method)(*args, **kwargs))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+
+def serve_states(
+    serializer: SerializerBase, pipe: Any, state_of: Callable[[], Callable[[], Any] | None]
+) -> None:
+    """Answer an averager's requests for the trainer's state until the averager ends.
+
+    hivemind's function, which this one stands in for, keeps the last request and a copy of the
+    whole state until the next one.
+
+    Args:
+        serializer: Serialises the metadata.
+        pipe: The trainer's end of the averager's pipe.
+        state_of: Weak reference to the averager's ``get_current_state``.
+    """
+    while _serve_state(serializer, pipe, state_of):
+        pass
+
+
+def _serve_state(
+    serializer: SerializerBase, pipe: Any, state_of: Callable[[], Callable[[], Any] | None]
+) -> bool:
+    """Answer one request, and return whether there may be another one."""
+    try:
+        _, future = pipe.recv()
+    except (EOFError, OSError):  # the averager has ended
+        return False
+    state = None if future is None else state_of()
+    if state is None:
+        return False
+    try:
+        metadata, tensors, infos = state()
+        # Without initialising CUDA in the averager's process.
+        tensors = tuple(t.cpu().detach().requires_grad_(t.requires_grad) for t in tensors)
+        future.set_result((serializer.dumps(metadata), tensors, infos))
+    except Exception as error:
+        future.set_exception(error)
+        logger.warning(f"the state was not sent: {error!r}")
+    return True

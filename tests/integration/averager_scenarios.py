@@ -11,7 +11,9 @@ import concurrent.futures
 import json
 import multiprocessing
 import sys
+import threading
 import traceback
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -217,12 +219,22 @@ def state_averaging(dhts: Sequence[hivemind.DHT]) -> Any:
             for parameter in group[0].main_parameters:
                 parameter.normal_()
         group[0].local_epoch = 3
+        served: list[threading.Event] = []
+
+        def watch(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            for tensor in tensors:
+                served.append(threading.Event())
+                weakref.finalize(tensor.untyped_storage(), served[-1].set)
+            return tensors
+
+        group[0].on_serving = watch
         group[1].load_state_from_peers(timeout=20)
+        freed = [gone.wait(10) for gone in served]
         pairs = zip(group[0].main_parameters, group[1].main_parameters, strict=True)
         loaded = group[1].local_epoch == 3 and all(torch.equal(a, b) for a, b in pairs)
     tell(group, group)
     alive = [averager.is_alive() for averager in group]
-    return {"rounds": results, "alive": alive, "loaded": loaded}
+    return {"rounds": results, "alive": alive, "loaded": loaded, "freed": freed}
 
 
 def shutdown_while_searching(_: Sequence[hivemind.DHT]) -> Any:

@@ -92,11 +92,12 @@ def test_shrinking_group(report: Any) -> None:
 
 
 def test_state_averaging(report: Any) -> None:
-    """Rounds are measured, downloads are whole, and dead averagers are harmless."""
+    """Rounds are measured, downloads are whole and leave no copy, dead averagers are harmless."""
     for result in report["rounds"]:
         assert result["group_size"] == 2
         assert result["fraction"] == 1.0
     assert report["loaded"]
+    assert report["freed"] and all(report["freed"])
     assert report["alive"] == [False, False]
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+from concurrent.futures import Future
 from multiprocessing import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from rayhive.averaging.step_pipes import RequestPipe
+from rayhive.averaging.step_pipes import RequestPipe, serve_states
 
 LIMIT = 20.0
 
@@ -90,3 +94,39 @@ def test_hivemind_notices_the_end_of_the_trainer() -> None:
             await averager.next_of_hivemind()
 
     asyncio.run(body())
+
+
+def serve(*requests: Any, alive: bool = True) -> list[Any]:
+    """Serve requests of a state; return those that are left. Every second state is an error."""
+    left, states = list(requests), iter([0, 1, 0, 1])
+
+    def state() -> Any:
+        if next(states):
+            raise OverflowError("no state")
+        return {"epoch": 3}, (torch.ones(2),), None
+
+    def recv() -> Any:
+        if not left:
+            raise EOFError
+        return "_TRIGGER_GET_CURRENT_STATE", left.pop(0)
+
+    pipe, serializer = SimpleNamespace(recv=recv), SimpleNamespace(dumps=pickle.dumps)
+    serve_states(serializer, pipe, lambda: state if alive else None)  # type: ignore[arg-type]
+    return left
+
+
+def test_states_are_served_until_the_averager_ends_and_after_an_error() -> None:
+    first, failing, last = futures = [Future[Any]() for _ in range(3)]
+    assert serve(*futures) == []
+    for future in (first, last):
+        metadata, (tensor,), infos = future.result(0)
+        assert (pickle.loads(metadata), tensor.tolist(), infos) == ({"epoch": 3}, [1.0, 1.0], None)
+    with pytest.raises(OverflowError, match="no state"):
+        failing.result(0)
+
+
+def test_no_state_is_served_once_the_averager_is_shut_down_or_gone() -> None:
+    future = Future[Any]()
+    assert serve(None, future) == [future]
+    assert serve(future, alive=False) == []
+    assert not future.done()
