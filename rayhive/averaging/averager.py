@@ -1,7 +1,7 @@
 """Averager that composes rayhive's group formation, all-reduce, outlier filter and payload policy.
 
-hivemind runs an averager in a process that is forked from the trainer's. In that process, and only
-there, hivemind's matchmaking and table of codecs are replaced by rayhive's.
+hivemind runs an averager in a process that is forked from the trainer's. Only there, rayhive
+replaces hivemind's matchmaking and table of codecs; in the trainer's, the server of states.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def serve_states(
 ) -> None:
     """Answer an averager's requests for the trainer's state until the averager ends.
 
-    hivemind's function, which this one stands in for, keeps the last request and a copy of the
-    whole state until the next one.
+    It replaces hivemind's function, whose loop keeps the last request and a copy of the whole state
+    until the next request.
 
     Args:
         serializer: Serialises the metadata.
