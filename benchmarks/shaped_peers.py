@@ -29,6 +29,8 @@ INTERFACE = "data0"
 #: Smallest round trip for which packets are delayed if the kernel has no netem [ms]: the relay that
 #: replaces netem is not accurate below, and costs CPU time.
 RELAYED_MS = 5.0
+#: Longest wait for processes of ended peers [s].
+END_S = 10.0
 
 
 class Wire(NamedTuple):
@@ -210,6 +212,7 @@ def nodes(
         queue_s: Length of the queues, which are then all before the links to the nodes, as in a
             router: a sender's own queue would slow it down [s]. Default: that of a testbed.
     """
+    from rayhive.cluster.node.processes import wait_until
     from rayhive.cluster.testbed import Testbed, TestbedConfig, namespaces, network
     from rayhive.cluster.testbed.link_probe import path
     from rayhive.spec import Link
@@ -236,12 +239,15 @@ def nodes(
         with path(testbed.state, first, second) as ends:
             delays = ends.delays(1.0)
             measured = ends.rate(0, link, testbed.state.mtu, 1.0)
+        names = [node.namespace for node in testbed.nodes]
         yield Nodes(
             hosts=[node.data_address for node in testbed.nodes],
-            namespaces=[node.namespace for node in testbed.nodes],
+            namespaces=names,
             rate_mbit=measured,
             rtt_ms=sum(sorted(each)[len(each) // 2] for each in delays),
         )
+        # torch's managers of shared memory remove that of ended peers, unless they are killed
+        wait_until(lambda: not namespaces.processes(names), END_S)
 
 
 def _unlimited(interface: str) -> None:

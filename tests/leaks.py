@@ -72,9 +72,9 @@ def strangers(token: str) -> bool:
 def _stale_shared_memory() -> set[Path]:
     stale = set()
     for path in SHARED_MEMORY.glob("*"):
-        if not path.name.startswith(("torch_", "hivemind", "rayhive", "psm_")):
+        if not path.name.startswith(("torch_", "hivemind", "rayhive", "psm_", "sem.loky-")):
             continue
-        owner = re.match(r"torch_(\d+)_", path.name)
+        owner = re.match(r"(?:torch_|sem\.loky-)(\d+)[_-]", path.name)
         if owner is None or not psutil.pid_exists(int(owner.group(1))):
             stale.add(path)
     return stale

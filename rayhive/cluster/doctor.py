@@ -268,10 +268,8 @@ def _leftovers() -> Found:
             found.append(f"process {info['pid']} (p2pd)")
     bound = set(Path("/proc/net/unix").read_text(encoding="utf-8").split())
     found += [str(path) for path in Path("/tmp").glob("hivemind-*.sock") if str(path) not in bound]
-    for path in process_group.shared_memory():
-        pid = process_group.creator_of(path)
-        if pid is not None and started(pid) is None:
-            found.append(str(path))
+    made = process_group.shared_memory()
+    found += [str(path) for path, creator in made.items() if started(creator) is None]
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     return not found, ", ".join(found[:5]) + more or "none"
 

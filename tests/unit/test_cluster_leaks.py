@@ -87,6 +87,7 @@ def test_files_are_found(
         tmp_path / "hivemind-1.sock": "socket",
         tmp_path / f"hivemind-{peer.pid}-abc.sock": "socket",
         tmp_path / f"torch_{peer.pid}_1": "shared memory",
+        tmp_path / f"sem.loky-{peer.pid}-1": "shared memory",
     }
     for path in [*left, tmp_path / "torch_1_1", tmp_path / f"hivemind-{peer.pid + 1}-abc.sock"]:
         path.touch()

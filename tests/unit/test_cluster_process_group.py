@@ -90,6 +90,27 @@ def test_a_group_is_killed_and_what_it_left_removed(
     assert (tmp_path / "other.sock").exists() and not (tmp_path / "hivemind-x.sock").exists()
 
 
+def test_semaphores_of_a_killed_group_are_removed() -> None:
+    """As those of torch's elastic agent, whose tracker of semaphores is killed with it."""
+    script = (
+        "import multiprocessing, sklearn.datasets, time\n"
+        "event = multiprocessing.get_context('spawn').Event()\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as agent:
+        assert agent.stdout is not None and agent.stdout.readline() == "ready\n"
+        owned = OwnedProcesses(agent.pid)
+        owned.note()
+        assert owned.remove() == [] and len(memory_of([agent.pid])) == 5  # of an event
+        owned.signal(signal.SIGKILL)
+    assert dead(list(owned.processes))
+    assert len(owned.remove()) == 5 and memory_of([agent.pid]) == []
+
+
 def test_a_pid_that_was_used_again_is_somebody_else() -> None:
     mine = OwnedProcesses(os.getpid(), {os.getpid(): (started(os.getpid()) or 0) - 1})
     assert mine.living() == []

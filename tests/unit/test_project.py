@@ -273,6 +273,7 @@ def test_check_of_survivors_finds_stale_files(
         watch = Watch("token")
         (tmp_path / f"torch_{os.getpid()}_1_0").touch()  # in use: this process lives
         (tmp_path / "torch_999999999_1_0").touch()
+        (tmp_path / "sem.loky-999999999-ab").touch()
         with socket.socket(socket.AF_UNIX) as stale:
             stale.bind(f"{name}/hivemind-stale.sock")
         with socket.socket(socket.AF_UNIX) as bound:
@@ -280,6 +281,7 @@ def test_check_of_survivors_finds_stale_files(
             assert set(watch.new_files(patience_s=0.0)) == {
                 f"file {name}/hivemind-stale.sock",
                 f"file {tmp_path}/torch_999999999_1_0",
+                f"file {tmp_path}/sem.loky-999999999-ab",
             }
 
 

@@ -1,8 +1,9 @@
 """Processes and files of a process group, and their removal after it was killed.
 
 A killed peer can't clean up: hivemind's unix sockets stay in a temporary directory, torch's shared
-memory stays under ``/dev/shm``. Resources outside the peer's own directory without one of its pids
-in their names are recorded while the peer lives. Only recorded resources are removed.
+memory and named semaphores under ``/dev/shm``. Resources outside the peer's own directory without
+one of its pids in their names are recorded while the peer lives. Only recorded resources are
+removed.
 
 Run as a program, this module is the reaper of an embedded Ray, and removes its private directory.
 It has to start fast, so it imports little.
@@ -14,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -28,6 +30,8 @@ from rayhive.cluster.node.processes import await_owner, group_of, started, stat,
 from rayhive.files import write_atomically
 
 SHARED_MEMORY = Path("/dev/shm")
+#: Shared memory of torch, and semaphores of multiprocessing with the names that joblib gives them.
+_CREATED = re.compile(r"(?:torch_|sem\.loky-)(\d+)[_-]")
 #: Folder of sockets whose paths would be too long elsewhere.
 SOCKETS = Path("/tmp")
 #: Suffix of the records of living peers, below the directory that owns them.
@@ -159,20 +163,15 @@ def _state(pid: int) -> str:
     return "stopped" if fields[0] in "Tt" else "running"
 
 
-def shared_memory() -> list[Path]:
-    """Return torch's shared memory files."""
-    return sorted(SHARED_MEMORY.glob("torch_*"))
-
-
-def creator_of(path: Path) -> int | None:
-    """Return the pid in the name of a shared memory file of torch; None without one."""
-    parts = path.name.split("_")
-    return int(parts[1]) if len(parts) > 2 and parts[1].isdigit() else None
+def shared_memory() -> dict[Path, int]:
+    """Return the files in shared memory with their creator's pid in their names, and that pid."""
+    named = ((path, _CREATED.match(path.name)) for path in sorted(SHARED_MEMORY.glob("*")))
+    return {path: int(found[1]) for path, found in named if found}
 
 
 def memory_of(pids: Collection[int]) -> list[Path]:
-    """Return the shared memory files of torch that these processes made."""
-    return [path for path in shared_memory() if creator_of(path) in pids]
+    """Return the shared memory and the semaphores that these processes made."""
+    return [path for path, creator in shared_memory().items() if creator in pids]
 
 
 def _unlink(path: Path) -> list[str]:
