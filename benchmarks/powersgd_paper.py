@@ -213,15 +213,16 @@ def turn(system: str, settings: dict[str, Any], on: Nodes) -> list[dict[str, Any
     return results
 
 
-def measure(model: str, ranks: list[int], systems: list[str], on: Nodes, repeats: int) -> Rounds:
-    """Run every system at every rank in turns; return the results of the peers."""
-    found: Rounds = defaultdict(list)
+def measure(
+    model: str, ranks: list[int], systems: list[str], on: Nodes, repeats: int, found: Rounds
+) -> None:
+    """Run every system at every rank in turns; add the results of the peers to ``found``."""
     for repeat in range(repeats):
         for rank in ranks:
             settings = settings_of(model, rank, on.rate_mbit)
             for system in reversed(systems) if repeat % 2 else systems:
-                found[system, rank] += turn(system, settings, on)
-    return found
+                results = turn(system, settings, on)
+                found[system, rank] += results  # not before: an interrupted turn has no row
 
 
 def seconds_of(results: list[dict[str, Any]]) -> list[float]:
@@ -294,11 +295,14 @@ def main() -> None:
     for rate in arguments.links:
         with nodes(arguments.peers, rate, RTT_MS) as on:
             for model in arguments.models:
-                found = measure(model, arguments.ranks, arguments.systems, on, arguments.repeats)
-                print_table(model, rate, found)
+                found: Rounds = defaultdict(list)
+                try:
+                    measure(model, arguments.ranks, arguments.systems, on, arguments.repeats, found)
+                finally:  # also when it is interrupted: the slowest links take long
+                    print_table(model, rate, found)
                 measured[model][rate] = found
                 made += claims(model, found) if rate == JUDGED_MBIT else []
-                if arguments.pictures:  # after each link: the slowest ones take long
+                if arguments.pictures:
                     draw(arguments.pictures, model, measured[model])
     print()
     print_claims(*made)
