@@ -105,8 +105,9 @@ def test_semaphores_of_a_killed_group_are_removed() -> None:
         assert agent.stdout is not None and agent.stdout.readline() == "ready\n"
         owned = OwnedProcesses(agent.pid)
         owned.note()
-        assert owned.remove() == [] and len(memory_of([agent.pid])) == 5  # of an event
+        removed, made = owned.remove(), memory_of([agent.pid])
         owned.signal(signal.SIGKILL)
+    assert removed == [] and len(made) == 5  # of an event
     assert dead(list(owned.processes))
     assert len(owned.remove()) == 5 and memory_of([agent.pid]) == []
 
