@@ -93,10 +93,10 @@ def test_a_group_is_killed_and_what_it_left_removed(
 def test_semaphores_of_a_killed_group_are_removed() -> None:
     """As those of torch's elastic agent, whose tracker of semaphores is killed with it."""
     script = (
-        "import multiprocessing, sklearn.datasets, time\n"
+        "import multiprocessing, sklearn.datasets\n"
         "event = multiprocessing.get_context('spawn').Event()\n"
         "print('ready', flush=True)\n"
-        "time.sleep(600)\n"
+        "event.wait()\n"
     )
     command = [sys.executable, "-c", script]
     with subprocess.Popen(
