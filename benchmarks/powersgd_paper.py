@@ -4,7 +4,7 @@ Claims, for ResNet-18 (CIFAR-10, 11.2 million parameters) and the LSTM (WikiText
 links of 20 Mbit/s: at rank 4, a round takes at most 1.0 times as long as with torch's PowerSGD hook
 (DDP over gloo), and at most 1.0 times as long as with hivemind's PowerSGD.
 
-Without arguments it measures what the claims need, some ten minutes; ``--links`` and ``--ranks``
+Without arguments it measures what the claims need, a quarter of an hour; ``--links`` and ``--ranks``
 measure the rest. Dense rounds on the slowest links take hours, because each lasts minutes.
 
 The paper (arXiv:1905.13727) measured 16 GPUs on links of 10 Gbit/s. Here two peers are on links of
