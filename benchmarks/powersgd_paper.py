@@ -4,8 +4,8 @@ Claims, for ResNet-18 (CIFAR-10, 11.2 million parameters) and the LSTM (WikiText
 links of 20 Mbit/s: at rank 4, a round takes at most 1.0 times as long as with torch's PowerSGD hook
 (DDP over gloo), and at most 1.0 times as long as with hivemind's PowerSGD.
 
-Without arguments it measures what the claims need, a quarter of an hour; ``--links`` and ``--ranks``
-measure the rest. Dense rounds on the slowest links take hours, because each lasts minutes.
+Without arguments it measures what the claims need, a quarter of an hour; ``--links`` and
+``--ranks`` measure the rest. Dense rounds on the slowest links take hours, as each lasts minutes.
 
 The paper (arXiv:1905.13727) measured 16 GPUs on links of 10 Gbit/s. Here two peers are on links of
 10 to 1000 Mbit/s, as volunteers' machines are. The modules have the models' parameters, and their
