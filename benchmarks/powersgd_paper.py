@@ -25,6 +25,7 @@ import argparse
 import functools
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,15 +218,14 @@ def turn(system: str, settings: dict[str, Any], on: Nodes) -> list[dict[str, Any
 
 
 def measure(
-    model: str, ranks: list[int], systems: list[str], on: Nodes, repeats: int, found: Rounds
-) -> None:
-    """Run every system at every rank in turns; add the results of the peers to ``found``."""
+    model: str, ranks: list[int], systems: list[str], on: Nodes, repeats: int
+) -> Iterator[tuple[tuple[str, int], list[dict[str, Any]]]]:
+    """Run every system at every rank in turns; yield each turn's variant and peers' results."""
     for repeat in range(repeats):
         for rank in ranks:
             settings = settings_of(model, rank, on.rate_mbit)
             for system in reversed(systems) if repeat % 2 else systems:
-                results = turn(system, settings, on)
-                found[system, rank] += results  # not before: an interrupted turn has no row
+                yield (system, rank), turn(system, settings, on)
 
 
 def seconds_of(results: list[dict[str, Any]]) -> list[float]:
@@ -299,8 +299,10 @@ def main() -> None:
         with nodes(arguments.peers, rate, RTT_MS) as on:
             for model in arguments.models:
                 found: Rounds = defaultdict(list)
+                variants = arguments.ranks, arguments.systems
                 try:
-                    measure(model, arguments.ranks, arguments.systems, on, arguments.repeats, found)
+                    for variant, results in measure(model, *variants, on, arguments.repeats):
+                        found[variant] += results
                 finally:  # also when it is interrupted: the slowest links take long
                     print_table(model, rate, found)
                 measured[model][rate] = found
