@@ -145,8 +145,6 @@ class MeasuredAllReduce(AllReduceRunner):
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         try:
             if peer_id.to_bytes() in self._absent:
-                at = self.ordered_peer_ids.index(peer_id)
-                self.tensor_part_container.register_failed_reducer(at)
                 raise AllreduceException(ABSENT)
             own = peer_id == self.peer_id
             work = self._average_own_parts() if own else self._exchange_parts(peer_id)
@@ -157,12 +155,14 @@ class MeasuredAllReduce(AllReduceRunner):
                 if peer_id.to_bytes() in self._absent:
                     raise AllreduceException(ABSENT) from None
                 raise
-        except Exception as error:
-            self.failures.append(f"reducer {peer_id}: {error!r}")
-            if peer_id == self.peer_id:  # no peer must wait for this one's own parts
-                await self._ban_sender(peer_id)
-                await self.tensor_part_reducer.finished.wait()  # the others still get averages
-                self.tensor_part_container.register_failed_reducer(self._own)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.failures.append(f"reducer {peer_id}: {error!r}")
+                if peer_id == self.peer_id:  # no peer must wait for this one's own parts
+                    await self._ban_sender(peer_id)
+                    await self.tensor_part_reducer.finished.wait()  # the others get averages
+            # here, as a talk that is cancelled before its first step runs no line of its own
+            self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
             raise
 
     async def _average_own_parts(self) -> None:
@@ -212,9 +212,6 @@ class MeasuredAllReduce(AllReduceRunner):
                 averaged += 1
             if averaged != expected:
                 raise AllreduceException(f"{reducer} averaged {averaged} of {expected} parts")
-        except BaseException:
-            container.register_failed_reducer(at)
-            raise
         finally:
             if opened is not None:  # else a part might be sent after its memory has changed
                 with suppress(RuntimeError):  # it is being closed

@@ -73,6 +73,26 @@ def test_a_peer_that_was_lost_while_the_group_formed_is_not_awaited(run: Any, he
     run(body())
 
 
+@pytest.mark.parametrize("turns", range(12))
+def test_a_peer_that_is_lost_in_any_turn_of_the_event_loop_is_not_awaited(
+    run: Any, turns: int
+) -> None:
+    async def body() -> None:
+        lost = PeerID(b"peer 2")
+        runners = loopback(3, calls={lost: unanswered}, **PATIENT)[:2]
+        averaging = asyncio.ensure_future(average(runners))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for runner in runners:
+            await runner.forget({lost.to_bytes()})
+        await averaging
+        for runner in runners:
+            assert runner.failures == [f"reducer {lost}: AllreduceException('{ABSENT}')"]
+            assert runner.fraction() < 1.0
+
+    run(body())
+
+
 @pytest.mark.parametrize("code", ["BAD_GROUP_ID", "CANCELLED"])
 def test_a_peer_that_refuses_parts_because_its_round_is_over_is_not_awaited(
     run: Any, code: str
