@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only typing's
 
 import torch
-from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
-from hivemind.averaging.partition import BannedException
+from hivemind.averaging.allreduce import AllreduceException
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import attach_event_on_finished
 
-from rayhive.averaging.aggregation import RULES, SteadyReducer
-from rayhive.averaging.answers import AVERAGE, HANGS_UP, Answers, difference
+from rayhive.averaging.aggregation import RULES
+from rayhive.averaging.answers import AVERAGE, HANGS_UP
 from rayhive.averaging.parts import PartMessage, in_threads, numbered
+from rayhive.averaging.reducing import Reducing
 from rayhive.averaging.round_result import PhaseRecord
-from rayhive.averaging.streams import PATIENCE, until
+from rayhive.averaging.streams import until
 from rayhive.averaging.tensor_parts import TensorParts, balanced_partition, partition_of
 from rayhive.averaging.timeouts import in_time
-from rayhive.averaging.transport import DaemonTransport, LinkCall, Transport
+from rayhive.averaging.transport import DaemonTransport, Transport
 from rayhive.compression.shares import Shares
 from rayhive.spec import Aggregation
 
@@ -34,15 +34,13 @@ ABSENT = "it is no longer there"
 OVER = (averaging_pb2.BAD_GROUP_ID, averaging_pb2.CANCELLED)
 
 
-class MeasuredAllReduce(AllReduceRunner):
+class MeasuredAllReduce(Reducing):
     """One all-reduce of one group, as a sender and as a reducer.
 
     A peer's part is over when its own tensors are averaged. As a reducer it may still be sending
     answers then; :meth:`drain` waits for these answers, after which the counts are final.
 
     Attributes:
-        sent_bytes: Payload of parts for other reducers and of answers to other senders.
-        received_bytes: Payload of answers from reducers and of parts from senders.
         failures: Reasons why parts did not come back averaged, by reducer.
 
     Args:
@@ -60,9 +58,6 @@ class MeasuredAllReduce(AllReduceRunner):
         exact: Number of the last tensors, which no codec encodes.
         kwargs: As hivemind's.
     """
-
-    tensor_part_container: TensorParts
-    tensor_part_reducer: SteadyReducer
 
     def __init__(
         self,
@@ -109,28 +104,11 @@ class MeasuredAllReduce(AllReduceRunner):
             weight=self.weight,
         )
         self.tensor_part_container = container
-        self._own = self.ordered_peer_ids.index(self.peer_id)
         self.parts_for_local_averaging = ()
-        self.tensor_part_reducer = SteadyReducer(
-            tuple(torch.Size([size]) for size in container.elements(self._own)),
-            len(self.sender_peer_ids),
-        )
-        weights = self.tensor_part_reducer.weights
-        senders = len(self.sender_peer_ids)
-        self._answers = None if differences else Answers(container, self._own, weights, senders)
-        self.tensor_part_reducer.excluded = frozenset(
-            at for at, peer in enumerate(self.sender_peer_ids) if peer in excluded
-        )
-        self.tensor_part_reducer.rule = RULES[aggregation]
-        self.sent_bytes = 0
-        self.received_bytes = 0
+        self.prepare(RULES[aggregation], excluded, differences)
         self.failures: list[str] = []
         self._began = time.monotonic()
         self._ended: float | None = None
-        others = set(self.sender_peer_ids) - {self.peer_id}
-        self._unanswered: set[PeerID] = others if self.tensor_part_reducer.num_parts else set()
-        self._answered = asyncio.Event()
-        self._hanging_up: set[PeerID] = set()
         self._talks: dict[PeerID, asyncio.Future[None]] = {}
         self._absent = absent
         self._refusals_are_final = shares is not None  # hivemind also refuses early parts
@@ -226,95 +204,6 @@ class MeasuredAllReduce(AllReduceRunner):
                 yield PartMessage(code, part, group_id, self.weight)
                 code, group_id = 0, b""  # named in the first message only
 
-    async def _received(
-        self, stream: AsyncIterable[Any], sender: PeerID | None = None
-    ) -> AsyncIterator[Any]:
-        """Pass a stream through and count its payload; note a sender that hangs up."""
-        async for message in stream:
-            if message.tensor_part is not None:
-                self.received_bytes += len(message.tensor_part.buffer)
-                if sender is not None and message.tensor_part.chunks == HANGS_UP:
-                    self._hanging_up.add(sender)
-            yield message
-
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Average a sender's parts and answer, counting the payload in both directions.
-
-        Messages of both directions may be hivemind's, or :class:`PartMessage`.
-        """
-        sender, sent = context.remote_id, 0
-        try:
-            answers = super().rpc_aggregate_part(self._received(stream, sender), context)
-            async with aclosing(answers):
-                async for message in answers:
-                    if message.tensor_part is not None:
-                        self.sent_bytes += len(message.tensor_part.buffer)
-                    sent += 1
-                    yield message
-        finally:
-            self._unanswered.discard(sender)
-            self._answered.set()
-        hangs_up = sender in self._hanging_up and not isinstance(context, LinkCall)
-        if hangs_up and sent == self.tensor_part_reducer.num_parts:
-            await asyncio.sleep(PATIENCE)  # the sender hangs up first, which cancels this
-
-    async def _accumulate_parts_streaming(
-        self, stream: AsyncIterator[Any], sender_index: int
-    ) -> AsyncIterator[PartMessage]:
-        """Add a sender's parts to the averages; yield an answer to each of them."""
-        reducer, sender = self.tensor_part_reducer, self.sender_peer_ids[sender_index]
-        container = self.tensor_part_container
-        answered = 0
-
-        def decoded(received: tuple[int, Any]) -> tuple[Any, torch.Tensor]:
-            index, message = received
-            return message, container.decoded(self._own, index, message.tensor_part)
-
-        parts, at_once, prefetch = numbered(stream), container.at_once, container.prefetch
-        try:
-            async for message, part in in_threads(decoded, parts, at_once, prefetch):
-                try:
-                    average = await reducer.accumulate_part(
-                        sender_index, answered, part, weight=message.weight
-                    )
-                except BannedException:
-                    break
-                if sender not in self._hanging_up:  # a member of hivemind
-                    compression = message.tensor_part.compression
-                    answer = await difference(average, part, compression)
-                elif self._answers is None:
-                    value, loop = average - part, asyncio.get_running_loop()
-                    encode = container.encoded
-                    answer = await loop.run_in_executor(None, encode, self._own, answered, value)
-                else:
-                    answer = (await self._answers.encoded(answered, average)).part
-                answered += 1
-                yield PartMessage(averaging_pb2.AVERAGED_PART, answer)
-        finally:
-            if answered != reducer.num_parts:
-                await self._ban_sender(sender)
-
-    async def drain(self, patience: float) -> bool:
-        """Wait until every sender that was not given up has its last answer.
-
-        Args:
-            patience: Longest wait [s].
-
-        Returns:
-            Whether all answers were sent; the counts are final then.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + patience
-        while self._unanswered - self.banned_senders:
-            self._answered.clear()
-            try:
-                await asyncio.wait_for(self._answered.wait(), deadline - loop.time())
-            except asyncio.TimeoutError:
-                return False
-        return True
-
     @property
     def succeeded(self) -> bool:
         """Whether this peer's own part in the all-reduce ended, and was not broken off."""
@@ -336,11 +225,6 @@ class MeasuredAllReduce(AllReduceRunner):
             if peer.to_bytes() in gone:  # a cut link gives no sign
                 talk.cancel()
 
-    async def give_up(self, peers: Collection[PeerID]) -> None:
-        """Stop waiting for first parts of peers that take no part in this all-reduce any more."""
-        for peer in set(self.sender_peer_ids).intersection(peers) - self.active_senders:
-            await self._ban_sender(peer)
-
     def fraction(self) -> float:
         """Return the share of the averaging that happened, the worse of both sides.
 
@@ -361,22 +245,6 @@ class MeasuredAllReduce(AllReduceRunner):
         """Return the share of this peer's tensors that averages have replaced so far."""
         container = self.tensor_part_container
         return container.averaged_size / max(1, container.total_size)
-
-    def banned(self) -> set[str]:
-        """Return the senders that were given up before all their parts had entered."""
-        parts = self.tensor_part_reducer.num_parts
-        entered = zip(self.sender_peer_ids, self._parts_entered(), strict=True)
-        return {str(peer) for peer, count in entered if count < parts}
-
-    def refused(self) -> set[PeerID]:
-        """Return the senders whose parts were refused here, because they were not finite."""
-        return {self.sender_peer_ids[at] for at in self.tensor_part_reducer.refused}
-
-    def _parts_entered(self) -> list[int]:
-        """Return how many parts of each sender entered the averages made here."""
-        reducer = self.tensor_part_reducer
-        counts = zip(reducer.num_parts_received, reducer.sender_failed_after, strict=True)
-        return [int(min(received, failed)) for received, failed in counts]
 
     def finalize(self, **kwargs: Any) -> None:
         """End this peer's own part in the all-reduce as hivemind does, and note the time."""

@@ -109,6 +109,25 @@ async def in_time(stream: AsyncIterable[T], timeout: float | None) -> AsyncGener
         watch.end()
 
 
+async def within(timeout: float | None, wait: Awaitable[T]) -> T:
+    """Await something for a limited time.
+
+    ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes with the result.
+
+    Args:
+        timeout: Longest wait [s]; None for no limit.
+        wait: What to await.
+
+    Raises:
+        asyncio.TimeoutError: It took longer, and was cancelled.
+    """
+    watch = _Watch(timeout)
+    try:
+        return await watch.over(wait)
+    finally:
+        watch.end()
+
+
 class _Watch:
     """Cancels a wait that takes too long.
 

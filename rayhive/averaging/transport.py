@@ -6,7 +6,6 @@ leave and arrive without protobuf.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from hivemind.utils import MSGPackSerializer
 
 from rayhive.averaging.parts import Part, PartMessage, as_protobuf
 from rayhive.averaging.streams import noted, until
+from rayhive.averaging.timeouts import within
 from rayhive.membership.links.link import Handler, Heard, Link, Packet
 from rayhive.membership.peer_links import PeerLinks
 
@@ -76,7 +76,7 @@ class DaemonTransport:
     ) -> AsyncGenerator[Any, None]:
         """Send parts to a reducer; a daemon may wait for ever for a peer that died."""
         opening = self._stub_of(reducer).rpc_aggregate_part(as_protobuf(parts))
-        answers = await asyncio.wait_for(opening, patience)
+        answers = await within(patience, opening)
         return noted(answers, lambda: self._heard(reducer))
 
 

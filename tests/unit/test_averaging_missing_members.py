@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from rayhive.averaging.allreduce import ABSENT
+from rayhive.averaging.allreduce import ABSENT, MeasuredAllReduce
 from rayhive.averaging.allreduce_groups import DENSE, AllReduceGroups
-from tests.unit.allreduce_fakes import LIMIT, average, loopback
+from rayhive.averaging.tensor_parts import FEW
+from tests.unit.allreduce_fakes import LIMIT, average, direct, loopback
 from tests.unit.averaging_fakes import settle, stream_of
 
 #: Limits that no all-reduce may wait out.
@@ -64,7 +66,11 @@ def test_a_peer_that_was_lost_while_the_group_formed_is_not_awaited(run: Any, he
             averaged, kept = ((result - other).abs() < 1e-6 for other in (mean, before))
             assert bool((averaged | kept).all())
             assert 0.5 < float(averaged.float().mean()) < 1.0
-        why = "TimeoutError()" if heard == "never" else f"AllreduceException('{ABSENT}')"
+        why = (
+            "TimeoutError('nothing came for 0.3 s')"
+            if heard == "never"
+            else f"AllreduceException('{ABSENT}')"
+        )
         for runner in runners:
             assert runner.banned() == {str(lost)}
             assert runner.failures == [f"reducer {lost}: {why}"]
@@ -139,6 +145,50 @@ def test_a_peer_that_left_and_cannot_be_heard_is_not_awaited(run: Any, heard: st
             assert runner.banned() == {str(gone)}
 
     run(body())
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("arrived", [1, 2])
+@pytest.mark.parametrize("codec", ["none", "uniform8"])  # at once, and in threads
+def test_a_peer_that_hangs_up_as_its_parts_arrive_is_not_awaited(
+    codec: str, arrived: int, turns: int
+) -> None:
+    gone = PeerID(b"peer 2")
+
+    async def hung_up(runner: MeasuredAllReduce, stream: Any, context: Any) -> Any:
+        """Call a runner as hivemind's daemon does, which cancels the answers then."""
+        if context.remote_id != gone:
+            return await direct(runner, stream, context)
+        requests: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def requested() -> AsyncIterator[Any]:
+            while True:
+                yield await requests.get()
+
+        async def answer() -> None:
+            async for _ in runner.rpc_aggregate_part(requested(), context):
+                pass
+
+        answering = asyncio.ensure_future(answer())
+        await settle()
+        for _ in range(arrived):
+            requests.put_nowait(await anext(stream))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        answering.cancel()
+        raise ConnectionError("the sender hung up")
+
+    async def body() -> None:
+        tensors = [[torch.full((3, 20 * FEW), float(peer))] for peer in range(3)]
+        calls = {PeerID(b"peer %d" % peer): hung_up for peer in range(2)}
+        runners = loopback(3, codec, calls, tensors=tensors, **PATIENT)
+        await average(runners)
+        for runner in runners[:2]:
+            assert runner.banned() == {str(gone)}
+            assert runner.failures == []
+        assert len(runners[2].failures) == 2
+
+    asyncio.run(body())  # in real time, as threads work
 
 
 def test_parts_of_a_peer_that_left_count_if_they_have_arrived(run: Any) -> None:

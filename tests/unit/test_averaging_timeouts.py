@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rayhive.averaging.step_requests import StepRequests
-from rayhive.averaging.timeouts import in_time, while_it_moves
+from rayhive.averaging.timeouts import in_time, while_it_moves, within
 
 FAR = 60.0
 
@@ -201,6 +201,46 @@ def test_a_cancelled_reader_of_a_stream_is_cancelled() -> None:
         assert ended.is_set()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("in_stream", [True, False])
+def test_a_cancellation_that_comes_with_the_result_is_not_lost(in_stream: bool) -> None:
+    async def body() -> None:
+        result: asyncio.Future[int] = asyncio.Future()
+
+        async def stream() -> AsyncGenerator[int, None]:
+            yield await result
+
+        async def read() -> None:
+            if in_stream:
+                assert [each async for each in in_time(stream(), FAR)] == [1]
+            else:
+                assert await within(FAR, result) == 1
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        result.set_result(1)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("timeout", [None, FAR, 0.05])
+def test_a_wait_ends_with_its_result_or_in_time(run: Any, timeout: float | None) -> None:
+    async def result() -> int:
+        await asyncio.sleep(1.0)
+        return 1
+
+    async def body() -> None:
+        if timeout == 0.05:
+            with pytest.raises(asyncio.TimeoutError, match=r"nothing came for 0\.05 s"):
+                await within(timeout, result())
+        else:
+            assert await within(timeout, result()) == 1
+
+    run(body())
 
 
 def test_an_error_of_a_stream_is_passed_on() -> None:
