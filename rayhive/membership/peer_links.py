@@ -8,15 +8,17 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
-from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, PeerID
 from hivemind.utils import MSGPackSerializer
 
 from rayhive.membership.daemon_calls import keep_answering
 from rayhive.membership.links.handshake import Invitation
 from rayhive.membership.links.link import Handler, Link, Reply, no_reply
-from rayhive.membership.links.links import Links, OnParted, nobody_asks
+from rayhive.membership.links.links import Links, OnParted, Unreachable, nobody_asks
 from rayhive.membership.signs import SignsOfLife
 
+#: What the daemon says of a peer that it cannot connect to.
+CANNOT_DIAL = "failed to dial"
 #: Longest wait at shutdown for the daemon [s].
 REMOVAL_S = 0.5
 
@@ -87,7 +89,7 @@ class PeerLinks:
             self._links.set_members(*([PeerID(peer) for peer in peers] for peers in known))
 
     def parted(self) -> frozenset[PeerID]:
-        """Return the peers that are no members any more, and whose links have ended."""
+        """Return the peers that are no members any more, and that cannot be heard."""
         return frozenset() if self._links is None else self._links.parted
 
     def round_trip(self) -> float:
@@ -118,7 +120,12 @@ class PeerLinks:
 
     async def _ask(self, peer: PeerID) -> Invitation:
         question = BytesValue()
-        answer = await self._p2p.call_protobuf_handler(peer, self._name, question, BytesValue)
+        try:
+            answer = await self._p2p.call_protobuf_handler(peer, self._name, question, BytesValue)
+        except P2PDaemonError as error:
+            if CANNOT_DIAL in str(error):
+                raise Unreachable(str(error)) from error
+            raise
         return Invitation.of(MSGPackSerializer.loads(answer.value))
 
     async def _answer(self, question: BytesValue, context: P2PContext) -> BytesValue:

@@ -18,6 +18,7 @@ from hivemind.p2p import PeerID
 from rayhive.membership.links import links as links_module
 from rayhive.membership.links.cipher import TAG, Tampered, cipher
 from rayhive.membership.links.handshake import Invitation, NotProven, connect
+from rayhive.membership.links.links import Unreachable
 from tests.unit.link_fakes import LIMIT, Network, echo, linked, packets, peer, run, set_slow
 
 
@@ -268,6 +269,29 @@ def test_a_peer_that_was_never_linked_has_not_parted() -> None:
             assert await network.links[0].get(peer(1)) is None
             network.links[0].set_members([], [])
             assert not network.links[0].parted
+
+    run(body())
+
+
+@pytest.mark.parametrize("first", ["it leaves", "a round needs it"])
+def test_a_peer_that_has_left_and_cannot_be_dialled_has_parted(first: str) -> None:
+    told: asyncio.Queue[frozenset[PeerID]] = asyncio.Queue()
+
+    async def unreachable() -> None:
+        raise Unreachable("failed to dial")
+
+    async def body() -> None:
+        async with Network([{}] * 2, pause=unreachable, on_parted=told.put) as network:
+            links = network.links[0]
+            if first == "a round needs it":
+                links.set_members([peer(1)], [])
+            assert await links.get(peer(1)) is None
+            if first == "a round needs it":
+                assert not links.parted, "others may be able to dial it"
+                links.set_members([], [])
+            else:
+                assert await told.get() == {peer(1)}
+            assert links.parted == {peer(1)}
 
     run(body())
 

@@ -43,7 +43,12 @@ CANCELLED_S = 0.05
 #: Connections that may be in their handshake at the same time.
 MOST_ARRIVING = 64
 
-#: Asks a peer for an invitation, through the network daemon.
+
+class Unreachable(ConnectionError):
+    """The network daemon cannot connect to a peer."""
+
+
+#: Asks a peer for an invitation, through the network daemon; raises :class:`Unreachable`.
 Ask = Callable[[PeerID], Awaitable[Invitation]]
 #: Called with :attr:`Links.parted` after a peer was added.
 OnParted = Callable[[frozenset[PeerID]], Awaitable[None]]
@@ -65,6 +70,7 @@ class _Contact:
         self.needed = asyncio.Event()  # or linked
         self.keeping: asyncio.Task[None] | None = None
         self.over = False
+        self.unreachable = False  # also for the network daemon
         self._links: list[Link] = []
 
     @property
@@ -107,7 +113,8 @@ class Links:
     connect to a peer, the next one follows after :data:`AGAIN_S`.
 
     Attributes:
-        parted: Peers that are no members any more, and whose links have ended.
+        parted: Peers that are no members any more, and whose links have ended, or that cannot be
+            reached.
 
     Args:
         own: This peer.
@@ -117,7 +124,8 @@ class Links:
         heard: Called with a peer when data show that it lives.
         reply: Answers questions of peers.
         bulk: Whether the links carry bulk data, see :class:`Wire`.
-        on_parted: Called after the link to a peer that is no member has ended.
+        on_parted: Called after the link to a peer that is no member has ended, or the attempt to
+            reach it has failed.
     """
 
     def __init__(
@@ -238,7 +246,7 @@ class Links:
 
     def _note_end(self, peer: PeerID, contact: _Contact) -> bool:
         """Note whether a peer without a link has parted, and return it."""
-        if not contact.was_linked or peer in self._members:
+        if peer in self._members or not (contact.was_linked or contact.unreachable):
             return False
         self.parted |= {peer}
         return True
@@ -253,7 +261,10 @@ class Links:
                     await self._dial(peer, contact)
                 except Exception as error:
                     logger.debug(f"no link to {peer}, it is reached through p2pd: {error!r}")
-                    if self._own < peer:  # the other side connects next, which may succeed
+                    contact.unreachable = isinstance(error, Unreachable)
+                    if self._note_end(peer, contact):
+                        await self._on_parted(self.parted)
+                    elif self._own < peer:  # the other side connects next, which may succeed
                         await wait_at_most(contact.linked, 1.5 * LEAVE_S)
             contact.tried.set()
             if contact.link is None and not contact.over:
