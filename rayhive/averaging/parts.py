@@ -7,6 +7,7 @@ attributes are named like the fields of hivemind's messages, so that both kinds 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -120,8 +121,10 @@ async def in_threads(
         async for item in items:
             yield work(item)
     else:
-        async for result in amap_in_executor(work, items, max_prefetch=prefetch):
-            yield result
+        results = amap_in_executor(work, items, max_prefetch=prefetch)
+        async with aclosing(results):  # else the items are still being read
+            async for result in results:
+                yield result
 
 
 def is_plain(tensor: torch.Tensor, compression: CompressionBase) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Collection
 from contextlib import aclosing
+from functools import partial
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only typing's
 
 import torch
@@ -143,28 +144,33 @@ class Reducing(AllReduceRunner):
             return message, container.decoded(self._own, index, message.tensor_part)
 
         parts, at_once, prefetch = numbered(stream), container.at_once, container.prefetch
+        arrived = in_threads(decoded, parts, at_once, prefetch)
+        accumulate = partial(reducer.accumulate_part, sender_index)
         try:
-            async for message, part in in_threads(decoded, parts, at_once, prefetch):
-                try:
-                    average = await reducer.accumulate_part(
-                        sender_index, answered, part, weight=message.weight
-                    )
-                except BannedException:
-                    break
-                if sender not in self._hanging_up:  # a member of hivemind
-                    compression = message.tensor_part.compression
-                    answer = await difference(average, part, compression)
-                elif self._answers is None:
-                    value, loop = average - part, asyncio.get_running_loop()
-                    encode = container.encoded
-                    answer = await loop.run_in_executor(None, encode, self._own, answered, value)
-                else:
-                    answer = (await self._answers.encoded(answered, average)).part
-                answered += 1
-                yield PartMessage(averaging_pb2.AVERAGED_PART, answer)
+            async with aclosing(arrived):
+                async for message, part in arrived:
+                    try:
+                        average = await accumulate(answered, part, message.weight)
+                    except BannedException:
+                        break
+                    answer = await self._answer(sender, answered, message, part, average)
+                    answered += 1
+                    yield PartMessage(averaging_pb2.AVERAGED_PART, answer)
         finally:
             if answered != reducer.num_parts:
                 await self._ban_sender(sender)
+
+    async def _answer(
+        self, sender: PeerID, index: int, message: Any, part: torch.Tensor, average: torch.Tensor
+    ) -> Any:
+        """Return the encoded answer to a sender's part."""
+        if sender not in self._hanging_up:  # a member of hivemind
+            return await difference(average, part, message.tensor_part.compression)
+        if self._answers is not None:
+            return (await self._answers.encoded(index, average)).part
+        encode, value = self.tensor_part_container.encoded, average - part
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, encode, self._own, index, value)
 
     async def drain(self, patience: float) -> bool:
         """Wait until every sender that was not given up has its last answer.

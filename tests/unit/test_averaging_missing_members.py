@@ -147,17 +147,18 @@ def test_a_peer_that_left_and_cannot_be_heard_is_not_awaited(run: Any, heard: st
     run(body())
 
 
-@pytest.mark.parametrize("turns", range(6))
-@pytest.mark.parametrize("arrived", [1, 2])
-@pytest.mark.parametrize("codec", ["none", "uniform8"])  # at once, and in threads
-def test_a_peer_that_hangs_up_as_its_parts_arrive_is_not_awaited(
-    codec: str, arrived: int, turns: int
-) -> None:
-    gone = PeerID(b"peer 2")
+def one_that_hangs_up(answers_read: int, parts: int, turns: int = 0) -> Any:
+    """Return a way to call a runner for a sender that goes without a word.
 
-    async def hung_up(runner: MeasuredAllReduce, stream: Any, context: Any) -> Any:
-        """Call a runner as hivemind's daemon does, which cancels the answers then."""
-        if context.remote_id != gone:
+    Args:
+        answers_read: Answers that it reads. After the last one, the answers are closed, as a link
+            does; with none, the answering task is cancelled, as hivemind's daemon does.
+        parts: Parts that it sends.
+        turns: Turns of the event loop until then.
+    """
+
+    async def call(runner: MeasuredAllReduce, stream: Any, context: Any) -> Any:
+        if context.remote_id != GONE:
             return await direct(runner, stream, context)
         requests: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -165,30 +166,65 @@ def test_a_peer_that_hangs_up_as_its_parts_arrive_is_not_awaited(
             while True:
                 yield await requests.get()
 
-        async def answer() -> None:
-            async for _ in runner.rpc_aggregate_part(requested(), context):
-                pass
+        answers: Any = runner.rpc_aggregate_part(requested(), context)
 
-        answering = asyncio.ensure_future(answer())
+        async def read() -> None:
+            left = answers_read
+            async for _ in answers:
+                left -= 1
+                if not left:
+                    break
+
+        reading = asyncio.ensure_future(read())
         await settle()
-        for _ in range(arrived):
+        for _ in range(parts):
             requests.put_nowait(await anext(stream))
         for _ in range(turns):
             await asyncio.sleep(0)
-        answering.cancel()
+        if answers_read:
+            await reading
+            await answers.aclose()
+        else:
+            reading.cancel()
         raise ConnectionError("the sender hung up")
 
-    async def body() -> None:
-        tensors = [[torch.full((3, 20 * FEW), float(peer))] for peer in range(3)]
-        calls = {PeerID(b"peer %d" % peer): hung_up for peer in range(2)}
-        runners = loopback(3, codec, calls, tensors=tensors, **PATIENT)
-        await average(runners)
-        for runner in runners[:2]:
-            assert runner.banned() == {str(gone)}
-            assert runner.failures == []
-        assert len(runners[2].failures) == 2
+    return call
 
-    asyncio.run(body())  # in real time, as threads work
+
+#: The member that hangs up.
+GONE = PeerID(b"peer 2")
+#: Decoding of parts on the event loop, and in threads.
+DECODING = pytest.mark.parametrize("codec", ["none", "uniform8"])
+
+
+async def average_without_one(codec: str, call: Any) -> None:
+    """Check that two of three members do not await the third, which hangs up."""
+    tensors = [[torch.full((3, 20 * FEW), float(peer))] for peer in range(3)]
+    calls = {PeerID(b"peer %d" % peer): call for peer in range(2)}
+    runners = loopback(3, codec, calls, tensors=tensors, **PATIENT)
+    await average(runners)
+    for runner in runners[:2]:
+        assert runner.banned() == {str(GONE)}
+        assert runner.failures == []
+    assert [failure.partition(": ")[2] for failure in runners[2].failures] == [
+        "ConnectionError('the sender hung up')"
+    ] * 2
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("parts", [1, 2])
+@DECODING
+def test_a_peer_that_hangs_up_as_its_parts_arrive_is_not_awaited(
+    codec: str, parts: int, turns: int
+) -> None:
+    # in real time, as threads work
+    asyncio.run(average_without_one(codec, one_that_hangs_up(0, parts, turns)))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@DECODING
+def test_a_peer_that_hangs_up_after_an_answer_is_not_awaited(codec: str, parts: int) -> None:
+    asyncio.run(average_without_one(codec, one_that_hangs_up(1, parts)))
 
 
 def test_parts_of_a_peer_that_left_count_if_they_have_arrived(run: Any) -> None:
