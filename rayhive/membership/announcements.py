@@ -86,6 +86,11 @@ class Heartbeat:
     addresses: tuple[str, ...] = ()
 
     @property
+    def in_round(self) -> int:
+        """The round that it is in, if it has averaged the gradients in a group; else 0."""
+        return self.met_averaged if self.synchronised < self.met_averaged else 0
+
+    @property
     def in_run(self) -> bool:
         """Whether it takes part in the run, or is on a break."""
         return self.takes_part or self.away

@@ -66,6 +66,10 @@ class KnownPeer:
             reached = max(reached, self.unmet - 1)
         return reached
 
+    def has_begun(self, round_: int) -> bool:
+        """Return whether it has begun to average the gradients of a round, as far as known."""
+        return max(self.met, self.heartbeat.averaged, self.heartbeat.entered) >= round_
+
     def was_passed_on(self, since: float) -> bool:
         """Return whether other peers passed on an announcement of it, made after its loss.
 

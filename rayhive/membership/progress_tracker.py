@@ -178,9 +178,10 @@ class LiveProgressTracker:
 
     def _members(self) -> dict[str, Members]:
         with self._lock:
-            lost = self.view.lost()
+            lost, one_group = self.view.lost(), not self.swarm.several_groups
             return {
-                kind: (self.view.members(kind, computes=kind == "averaged"), lost) for kind in KINDS
+                kind: (self.view.members(kind, kind == "averaged", one_group), lost)
+                for kind in KINDS
             }
 
     def follow(self, on_members: OnMembers, on_break: Callable[[], None] | None = None) -> None:

@@ -292,19 +292,22 @@ class MembershipView:
         idle = self._clock() - self._others[heartbeat.peer_id].progressed
         return idle > self.straggler_timeout
 
-    def members(self, kind: str, computes: bool = True) -> tuple[Member, ...]:
+    def members(
+        self, kind: str, computes: bool = True, one_group: bool = True
+    ) -> tuple[Member, ...]:
         """Return the peers that take part, for group formation.
 
         Args:
             kind: ``averaged`` for gradients, ``synchronised`` for parameters.
-            computes: Whether peers come to this averaging from their batches, and not from
-                another averaging.
+            computes: Whether peers come from their batches, and not from another averaging.
+            one_group: Whether a round has one group: a peer that came too late skips it all.
         """
+        after = self.own.in_round if one_group and not computes else 0
         return tuple(
             Member(
                 p.peer_id, p.client_mode, self._reached(p),
                 getattr(p, kind), getattr(p, f"met_{kind}"),
-                p.entered if computes else None, self.is_left_out(p),
+                p.entered if computes else None, self.is_left_out(p, after),
             )
             for p in self.participants()
         )  # fmt: skip
@@ -385,10 +388,10 @@ class MembershipView:
             if peer is not None and peer.reached(now) + ROUNDS_BEHIND >= round_:
                 peer.unmet, peer.unmet_until = round_, now + self.silence
 
-    def is_left_out(self, heartbeat: Heartbeat) -> bool:
-        """Return whether a round began without another peer, which has not caught up since."""
+    def is_left_out(self, heartbeat: Heartbeat, after: int = 0) -> bool:
+        """Return whether a quorum, or the round ``after``, began without a peer that is behind."""
         peer = self._others.get(heartbeat.peer_id)
-        return peer is not None and peer.is_left_out
+        return peer is not None and (peer.is_left_out or not peer.has_begun(after))
 
     def _reached(self, heartbeat: Heartbeat) -> int:
         """Return the last round that a peer has finished, as far as this one knows."""

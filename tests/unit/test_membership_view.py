@@ -293,6 +293,29 @@ def test_a_peer_without_which_a_round_began_is_left_out_until_it_caught_up(
     assert left_out() == set()
 
 
+def test_a_peer_that_came_after_the_gradients_is_not_awaited_with_its_parameters(
+    view: MembershipView,
+) -> None:
+    """It waits for the end of the round, and would be awaited until its window ends."""
+    for name in ("met", "entered", "late"):
+        view.receive(heartbeat(name, round=4, averaged=4, synchronised=4))
+    view.announce(round=4, averaged=4, synchronised=4)
+
+    def left_out(**options: bool) -> set[bytes]:
+        members = view.members("synchronised", computes=False, **options)
+        return {member.peer_id for member in members if member.left_out}
+
+    assert left_out() == set()
+    view.note_group(5, [b"own", b"met"])
+    view.announce(averaged=5, met_averaged=5)
+    view.receive(heartbeat("entered", version=2, round=4, averaged=4, synchronised=4, entered=5))
+    assert left_out() == {b"late"}
+    assert left_out(one_group=False) == set(), "a pair knows nothing of other pairs"
+    assert not any(member.left_out for member in view.members("averaged"))
+    view.announce(round=5, synchronised=5)
+    assert left_out() == set()
+
+
 def test_without_a_quorum_no_peer_is_left_out(view: MembershipView) -> None:
     view.receive(heartbeat("a", round=4))
     view.note_group(5, [b"own"])
