@@ -6,7 +6,6 @@ It has the state of the round before, as its download began earlier.
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,9 @@ def train(folder: str, peer: int) -> dict[str, Any]:
         """Keep an event; in one round, let peer 1 go on once all know the joiner."""
         events.append((kind, dict(fields)))
         if (peer, kind, fields.get("round")) == (1, "round", JOINED_IN):
-            (place / "in-round").touch()
+            meet_at(place, "in-round", peer, 2)
             know_all()
-            for other in range(PEERS):
-                wait_for(place / f"known-{other}")
+            meet_at(place, "known", peer, PEERS)
 
     def know_all() -> None:
         """Wait until this peer knows all peers, and the joiner which round the others are in."""
@@ -68,13 +66,13 @@ def train(folder: str, peer: int) -> dict[str, Any]:
     if peer == 0:  # it will be in the round
         threading.Thread(target=know_all, daemon=True).start()
     if peer == JOINER:
-        wait_for(place / "before")
+        meet_at(place, "before", peer, 2)
         download = optimizer.state_averager.load_state_from_peers
 
         def end_in_round(**options: Any) -> None:
             download(**options)
-            (place / "loaded").touch()
-            wait_for(place / "in-round")
+            meet_at(place, "loaded", peer, 2)
+            meet_at(place, "in-round", peer, 2)
 
         optimizer.state_averager.load_state_from_peers = end_in_round
         optimizer.load_state_from_peers()
@@ -84,8 +82,8 @@ def train(folder: str, peer: int) -> dict[str, Any]:
         meet_at(place, "start", peer, PEERS - 1)
     while optimizer.local_epoch < LAST:
         if peer == 1 and optimizer.local_epoch == JOINED_IN - 1:
-            (place / "before").touch()
-            wait_for(place / "loaded")
+            meet_at(place, "before", peer, 2)
+            meet_at(place, "loaded", peer, 2)
         optimizer.begin_batch()
         inputs = torch.randn(BATCH, 6, generator=generator)
         optimizer.zero_grad()
@@ -99,14 +97,6 @@ def train(folder: str, peer: int) -> dict[str, Any]:
         "sizes": {f["round"]: f.get("group_size") for kind, f in events if kind == "state_round"},
         "weights": module.weight.detach().flatten().tolist(),
     }
-
-
-def wait_for(file: Path) -> None:
-    """Wait for a file of another peer."""
-    deadline = time.monotonic() + LIMIT
-    while not file.exists():
-        assert time.monotonic() < deadline, f"no {file.name}"
-        time.sleep(0.01)
 
 
 def test_the_round_goes_on_without_a_peer_that_waits_for_its_end(tmp_path: Path) -> None:
